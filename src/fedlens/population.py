@@ -1,0 +1,211 @@
+"""PRIVATE. Units of privacy and the examples each one holds: ragged, memory-mapped, any number of users.
+
+On disk a population is a folder of plain .npy columns, rows clustered by user, with an index:
+
+    population.json    name, version, columns
+    offsets.npy        where each user's rows begin, and the end (int64)
+    <column>.npy       one row per example
+
+Nothing here may print a user id, an example or a count: errors name columns and row numbers only.
+"""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.randomness import Randomness
+from fedlens.trees import Tree
+
+VERSION = 1
+UserVerdict = Callable[[Tree], bool]
+ExampleVerdict = Callable[[Tree], torch.Tensor]
+
+
+class DataError(ValueError):
+    """The data cannot be used as it is."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Population:
+    """Unit u holds the rows starts[u] : starts[u] + counts[u] (through `rows`, where examples were selected).
+
+    >>> users = Population.from_arrays("toy", {"x": np.arange(6)}, np.array([2, 1, 3]))
+    >>> len(users), users.take(np.array([0, 1]))["x"].tolist(), users.take(np.array([0, 1]))["mask"].tolist()
+    (3, [[0, 1, 0], [2, 0, 0]], [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    >>> len(users.by_example()), len(users.select("big", users=lambda u: len(u["x"]) > 1))
+    (6, 2)
+    """
+
+    name: str
+    columns: Mapping[str, np.ndarray] = dataclasses.field(repr=False)
+    starts: np.ndarray = dataclasses.field(repr=False)
+    counts: np.ndarray = dataclasses.field(repr=False)
+    rows: np.ndarray | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        if "mask" in self.columns:
+            raise DataError("Expected no column named 'mask': fedlens adds it.")
+        if not self.columns:
+            raise DataError(f"Expected at least one column in population {self.name!r}.")
+        if len({len(column) for column in self.columns.values()}) > 1:
+            raise DataError(f"Expected columns of one length in population {self.name!r}.")
+
+    def __repr__(self) -> str:
+        return f"Population({self.name!r}, columns={sorted(self.columns)})"
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    @classmethod
+    def from_arrays(cls, name: str, columns: Mapping[str, np.ndarray], counts: np.ndarray) -> "Population":
+        offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        rows = len(next(iter(columns.values()), ()))
+        if offsets[-1] != rows:
+            raise DataError(f"Expected as many rows as the users hold together, in population {name!r}.")
+        return cls(name, columns, offsets[:-1], np.diff(offsets))
+
+    @classmethod
+    def open(cls, folder: pathlib.Path | str) -> "Population":
+        """Maps the files into memory; reads nothing but their headers and the index."""
+        folder = pathlib.Path(folder)
+        about = _about(folder)
+        columns = {key: _mapped(folder / f"{key}.npy") for key in about["columns"]}
+        offsets = _mapped(folder / "offsets.npy")
+        rows = {key: len(column) for key, column in columns.items()}
+        if offsets.ndim != 1 or len(offsets) < 1 or any(int(offsets[-1]) != n for n in rows.values()):
+            raise DataError(
+                f"Expected columns as long as offsets.npy says in {folder.name}; a file was cut short or replaced."
+            )
+        return cls(about["name"], columns, offsets[:-1], np.diff(offsets))
+
+    def save(self, folder: pathlib.Path | str) -> None:
+        """Writes the canonical form; the index comes last, so a folder cut short does not open."""
+        if self.rows is not None:
+            raise DataError("Expected a whole population to save, got a selection of one.")
+        folder = pathlib.Path(folder)
+        folder.mkdir(parents=True, exist_ok=False)
+        for key, column in self.columns.items():
+            np.save(folder / f"{key}.npy", column, allow_pickle=False)
+        np.save(
+            folder / "offsets.npy",
+            np.append(self.starts, self.starts[-1] + self.counts[-1]) if len(self) else np.zeros(1, np.int64),
+        )
+        about = {"name": self.name, "version": VERSION, "columns": sorted(self.columns)}
+        (folder / "population.json").write_text(json.dumps(about, indent=1))
+
+    @property
+    def most_examples(self) -> int:
+        return int(self.counts.max(initial=0))
+
+    def take(
+        self, cohort: np.ndarray, limit: int | None = None, randomness: Randomness | None = None, label: str = ""
+    ) -> Tree:
+        """The cohort's examples as [units, width, ...] with a mask; of more than `limit` a fresh random subset.
+
+        The width is the same for every cohort, so that shapes say nothing about who was drawn.
+        """
+        width = max(1, min(self.most_examples, limit or self.most_examples))
+        positions = np.zeros((len(cohort), width), np.int64)
+        mask = np.zeros((len(cohort), width), np.float32)
+        for place, unit in enumerate(cohort):
+            chosen = self._rows_of(int(unit), width, randomness, f"{label}/{unit}")
+            positions[place, : len(chosen)], mask[place, : len(chosen)] = chosen, 1.0
+        real = mask.astype(bool)
+        tree = {key: _gathered(column, positions, real) for key, column in self.columns.items()}
+        return tree | {"mask": torch.from_numpy(mask)}
+
+    def blank(self, width: int = 1) -> Tree:
+        """One unit without examples, in the right shapes: what an empty cohort is modelled on."""
+        tree = {
+            key: torch.zeros((width, *column.shape[1:]), dtype=_torch_type(column.dtype))
+            for key, column in self.columns.items()
+        }
+        return tree | {"mask": torch.zeros(width)}
+
+    def select(
+        self, name: str, *, users: UserVerdict | None = None, examples: ExampleVerdict | None = None, at_least: int = 0
+    ) -> "Population":
+        """Keeps the users and examples that pass, and of the users those with `at_least` so many examples left.
+
+        Each verdict sees one user's data and nothing else of the population, so that one user's presence never
+        decides about another's.
+        """
+        units, kept = [], []
+        for unit in range(len(self)):
+            own = self._unit(unit)
+            if users is not None and not bool(users(own)):
+                continue
+            chosen = self._rows_of(unit)
+            if examples is not None:
+                chosen = chosen[examples(own).bool().numpy()]
+            if len(chosen) >= at_least:
+                units.append(unit)
+                kept.append(chosen)
+        name = f"{self.name}/{name}"
+        if examples is None:
+            return dataclasses.replace(self, name=name, starts=self.starts[units], counts=self.counts[units])
+        offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in kept])]).astype(np.int64)
+        rows = np.concatenate([np.zeros(0, np.int64), *kept])
+        return dataclasses.replace(self, name=name, starts=offsets[:-1], counts=np.diff(offsets), rows=rows)
+
+    def by_example(self) -> "Population":
+        """Every example becomes a unit of its own: example-level privacy."""
+        rows = np.concatenate([np.zeros(0, np.int64), *(self._rows_of(unit) for unit in range(len(self)))])
+        starts = np.arange(len(rows))
+        return dataclasses.replace(
+            self, name=f"{self.name}/examples", starts=starts, counts=np.ones_like(starts), rows=rows
+        )
+
+    def _rows_of(
+        self, unit: int, limit: int | None = None, randomness: Randomness | None = None, label: str = ""
+    ) -> np.ndarray:
+        start, count = int(self.starts[unit]), int(self.counts[unit])
+        chosen = np.arange(start, start + count)
+        if limit is not None and count > limit:
+            if randomness is not None:
+                chosen = chosen[np.sort(np.argsort(randomness.uniform(label, count))[:limit])]
+            else:
+                chosen = chosen[:limit]
+        return chosen if self.rows is None else self.rows[chosen]
+
+    def _unit(self, unit: int) -> Tree:
+        rows = self._rows_of(unit)
+        return {key: torch.from_numpy(np.ascontiguousarray(column[rows])) for key, column in self.columns.items()}
+
+
+def _about(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        about = json.loads((folder / "population.json").read_text())
+    except FileNotFoundError:
+        raise DataError(
+            f"Expected a population in {folder.name}: population.json is missing (see `fedlens data check`)."
+        ) from None
+    except json.JSONDecodeError:
+        raise DataError(f"Expected JSON in {folder.name}/population.json; the file is damaged.") from None
+    if about.get("version") != VERSION:
+        raise DataError(f"Expected population version {VERSION}, found {about.get('version')}.")
+    return about
+
+
+def _mapped(path: pathlib.Path) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise DataError(f"Expected the file {path.name}; it is missing.") from None
+    except (ValueError, OSError):
+        raise DataError(f"Expected a whole .npy file in {path.name}; it is cut short or damaged.") from None
+
+
+def _gathered(column: np.ndarray, positions: np.ndarray, real: np.ndarray) -> torch.Tensor:
+    out = np.zeros((*positions.shape, *column.shape[1:]), column.dtype)
+    out[real] = column[positions[real]]
+    return torch.from_numpy(out)
+
+
+def _torch_type(dtype: np.dtype) -> torch.dtype:
+    return torch.from_numpy(np.zeros(0, dtype)).dtype

@@ -1,0 +1,103 @@
+"""What plans add up to: exact for Gaussians without sampling, privacy-loss distributions (PLD) otherwise."""
+
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+
+from scipy import optimize, special
+
+from fedlens.privacy.plan import Plan
+from fedlens.privacy.sampling import Everyone
+
+EXACT, PLD = "exact Gaussian (mu-GDP)", "PLD (dp-accounting, pessimistic rounding)"
+
+
+def accountant(plans: Iterable[Plan]) -> str:
+    return EXACT if all(isinstance(plan.sampling, Everyone) for plan in plans) else PLD
+
+
+def epsilon(plans: Sequence[Plan], delta: float) -> float:
+    """The epsilon of all releases of all plans on the same units; infinite where a plan adds no noise.
+
+    Formal guarantee: valid for adaptively chosen releases, for the unit and neighbours the plans name.
+    """
+    counts: collections.Counter[Plan] = collections.Counter()
+    for plan in plans:
+        counts[dataclasses.replace(plan, releases=1)] += plan.releases
+    return epsilon_of(tuple(counts.items()), delta)
+
+
+@functools.lru_cache(maxsize=4096)
+def epsilon_of(counted: tuple[tuple[Plan, int], ...], delta: float) -> float:
+    """As `epsilon`, for single releases and how often each happened."""
+    if not 0 < delta < 1:
+        raise ValueError(f"Expected 0 < delta={delta} < 1.")
+    units = {(plan.unit, plan.neighbours) for plan, _ in counted}
+    if len(units) > 1:
+        raise ValueError(f"Expected one unit and one kind of neighbours to compose, got {sorted(units)}.")
+    if not counted:
+        return 0.0
+    multipliers = [(plan.stddev / plan.sensitivity, count) for plan, count in counted]
+    if any(z == 0 for z, _ in multipliers):
+        return math.inf
+    if accountant(plan for plan, _ in counted) == EXACT:
+        return gaussian_epsilon(math.sqrt(sum(count / z**2 for z, count in multipliers)), delta)
+    return _pld_epsilon(counted, delta)
+
+
+def _pld_epsilon(counted: tuple[tuple[Plan, int], ...], delta: float) -> float:
+    from dp_accounting.pld import pld_privacy_accountant
+
+    # Losses spread over 1/z^2: a coarser grid keeps weak noise affordable, and rounding stays on the safe side.
+    smallest = min(plan.noise_multiplier for plan, _ in counted)
+    loss = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-4 * max(1.0, smallest**-2))
+    for plan, count in counted:
+        loss.compose(plan.event(), count)
+    return float(loss.get_epsilon(delta))
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """The exact delta of mu-Gaussian DP at epsilon (Balle and Wang 2018)."""
+    upper, lower = special.log_ndtr(mu / 2 - epsilon / mu), epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
+    return float(-math.exp(upper) * math.expm1(min(0.0, lower - upper)))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The epsilon of T Gaussians without sampling is that of one with mu = sqrt(T) / z.
+
+    >>> round(gaussian_epsilon(150**0.5 / 7, 1e-5), 2), round(gaussian_epsilon(60**0.5 / 15, 1e-5), 2)
+    (8.49, 2.07)
+    """
+    if mu == 0 or gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    high = 1.0
+    while gaussian_delta(mu, high) > delta:
+        high *= 2
+    root = float(optimize.brentq(lambda e: gaussian_delta(mu, e) - delta, 0.0, high, xtol=1e-12, rtol=1e-12))
+    return root * (1 + 1e-9) + 1e-9  # never under the root that was sought
+
+
+def calibrated(plan: Plan, target: float, delta: float, beside: tuple[Plan, ...] = ()) -> Plan:
+    if not target > 0:
+        raise ValueError(f"Expected epsilon={target} > 0.")
+    if beside and (floor := epsilon(beside, delta)) >= target:
+        raise ValueError(
+            f"Expected epsilon={target} above the {floor:.3g} that the other releases of this run cost already."
+        )
+
+    def cost(z: float) -> float:
+        return epsilon([dataclasses.replace(plan, noise_multiplier=z), *beside], delta)
+
+    low, high = 0.0, 1.0
+    while cost(high) > target:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise ValueError(f"Expected epsilon={target} within reach of noise_multiplier <= 1e6 at delta={delta}.")
+    while high - low > 1e-4 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if middle > 0 and cost(middle) > target else (low, middle)
+        if high < 1e-3:
+            break
+    return dataclasses.replace(plan, noise_multiplier=high)

@@ -1,0 +1,72 @@
+"""How much one unit may contribute: callables that map any contribution to one whose joint L2 norm is at most `norm`."""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import torch
+
+from fedlens import trees
+from fedlens.trees import Tree
+
+
+class Bound(Protocol):
+    @property
+    def norm(self) -> float: ...
+
+    @property
+    def text(self) -> str: ...
+
+    def __call__(self, contribution: Tree) -> Tree: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class L2Clip:
+    """One norm over the whole contribution (DP-FedAvg, DP-SGD)."""
+
+    norm: float
+
+    def __post_init__(self) -> None:
+        _positive("norm", self.norm)
+
+    @property
+    def text(self) -> str:
+        return f"L2 norm at most {self.norm:g}"
+
+    def __call__(self, contribution: Tree) -> Tree:
+        return trees.clipped(contribution, self.norm)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UpdateAndBit:
+    """An update of norm at most 1 and a signed bit of weight `bit`: the joint release of adaptive clipping.
+
+    Andrew et al. 2021 noise the update and the bit "was I within the clip?" separately, with multipliers z_u and
+    2 z_b where z^-2 = z_u^-2 + (2 z_b)^-2. Sending (update / clip, +-bit) under one isotropic noise of z * norm is
+    the same mechanism with z_u = z sqrt(1 + bit^2), so the bit is inside the promised multiplier by construction.
+    """
+
+    bit: float
+
+    def __post_init__(self) -> None:
+        _positive("bit", self.bit)
+
+    @property
+    def norm(self) -> float:
+        return math.sqrt(1 + self.bit**2)
+
+    @property
+    def text(self) -> str:
+        return f"L2 norm at most {self.norm:g} jointly: update at most 1 (in units of the current clip), quantile bit at most {self.bit:g}"
+
+    def __call__(self, contribution: Tree) -> Tree:
+        """An update that is not finite silences its bit too: a broken unit sends all zeros."""
+        finite = torch.stack([leaf.isfinite().all() for leaf in contribution.values()]).all()
+        update = trees.clipped({key: leaf for key, leaf in contribution.items() if key != "within"}, 1.0)
+        within = contribution["within"].clamp(-self.bit, self.bit)
+        return {key: torch.where(finite, leaf, 0.0) for key, leaf in (update | {"within": within}).items()}
+
+
+def _positive(name: str, value: float) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"Expected {name}={value} > 0 and finite.")

@@ -1,0 +1,63 @@
+"""A guarantee is never a bare number: what is protected, against whom, how it was computed, what it leaves out."""
+
+import dataclasses
+import math
+from typing import Any
+
+TRUST = "a trusted curator next to the data adds the noise; everyone who sees the outputs is untrusted"
+NOT_COVERED = (
+    "facts about many units together (that is what the tool shows)",
+    "one person who appears as several units",
+    "settings that were chosen by looking at the private data",
+    "running time and memory use",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Guarantee:
+    """
+    >>> g = Guarantee(epsilon=1.0, delta=1e-5, unit="user", neighbours="add/remove", sampling="everyone",
+    ...               accountant="exact", simulated=True)
+    >>> print(g.headline)
+    epsilon 1.00 at delta 1e-05 per user (add/remove), SIMULATED: seeded noise protects nobody
+    """
+
+    epsilon: float
+    delta: float
+    unit: str
+    neighbours: str
+    sampling: str
+    accountant: str
+    trust: str = TRUST
+    not_covered: tuple[str, ...] = NOT_COVERED
+    composition: str = "one population, all its releases"
+    simulated: bool = False
+
+    @property
+    def headline(self) -> str:
+        size = f"{self.epsilon:.2f}" if math.isfinite(self.epsilon) else "INFINITE (no protection)"
+        warning = ", SIMULATED: seeded noise protects nobody" if self.simulated else ""
+        return f"epsilon {size} at delta {self.delta:g} per {self.unit} ({self.neighbours}){warning}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON knows no infinity: an infinite epsilon is the string "infinity"."""
+        values = dataclasses.asdict(self) | {"not_covered": list(self.not_covered)}
+        return values | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinity"}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Guarantee":
+        epsilon = math.inf if values["epsilon"] == "infinity" else values["epsilon"]
+        return cls(**values | {"epsilon": epsilon, "not_covered": tuple(values["not_covered"])})
+
+    def statement(self) -> str:
+        """Markdown for a person who has to sign it."""
+        rows = [
+            ("protected unit", self.unit),
+            ("neighbours", self.neighbours),
+            ("sampling", self.sampling),
+            ("accountant", self.accountant),
+            ("composition", self.composition),
+            ("trust model", self.trust),
+        ]
+        lines = [f"**{self.headline}**", "", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
+        return "\n".join([*lines, "", "Not covered:", *(f"- {text}" for text in self.not_covered), ""])

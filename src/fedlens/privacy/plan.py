@@ -1,0 +1,124 @@
+"""The promise about one kind of release, made before any data is touched.
+
+A `Plan` fixes who may take part, how much each may contribute, how much noise hides it and how many releases there
+are. The code that adds the noise and the code that prices it read the same frozen plan, so they cannot disagree.
+"""
+
+import dataclasses
+import enum
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from fedlens.privacy.bounds import L2Clip, UpdateAndBit
+from fedlens.privacy.sampling import Everyone, Poisson
+
+if TYPE_CHECKING:
+    import dp_accounting
+
+
+class Unit(enum.StrEnum):
+    """What the guarantee protects."""
+
+    USER = "user"
+    EXAMPLE = "example"
+
+
+class Neighbours(enum.StrEnum):
+    """Which two worlds must look alike."""
+
+    ADD_REMOVE = "add/remove"
+
+
+SAMPLERS: dict[str, Any] = {"poisson": Poisson, "everyone": Everyone}
+BOUNDS: dict[str, Any] = {"l2-clip": L2Clip, "update-and-bit": UpdateAndBit}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """
+    >>> plan = Plan(sampling=Everyone(), bound=L2Clip(norm=0.05), noise_multiplier=7.0, releases=150,
+    ...             expected_contributors=255.0)
+    >>> round(plan.epsilon(1e-5), 2)
+    8.49
+    >>> plan.calibrated(2.0, 1e-5).epsilon(1e-5) <= 2.0
+    True
+    """
+
+    sampling: Poisson | Everyone
+    bound: L2Clip | UpdateAndBit
+    noise_multiplier: float  # standard deviation / bound.norm, on the SUM
+    releases: int
+    expected_contributors: float  # the public divisor, never the realised cohort
+    unit: Unit = Unit.USER
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise ValueError(f"Expected noise_multiplier={self.noise_multiplier} >= 0 and finite.")
+        if self.releases < 1:
+            raise ValueError(f"Expected releases={self.releases} >= 1.")
+        if not (self.expected_contributors > 0 and math.isfinite(self.expected_contributors)):
+            raise ValueError(f"Expected expected_contributors={self.expected_contributors} > 0 and finite.")
+
+    @property
+    def sensitivity(self) -> float:
+        """How far one unit can move the sum: both samplers here let a unit come or go without displacing another."""
+        return self.bound.norm
+
+    @property
+    def stddev(self) -> float:
+        """The noise on the sum."""
+        return self.noise_multiplier * self.bound.norm
+
+    @property
+    def grid(self) -> float:
+        """A power of two, 2^-24 of the bound: contributions are cut to it towards zero, so that sums are exact."""
+        return 2.0 ** (math.floor(math.log2(self.bound.norm)) - 24)
+
+    def event(self) -> "dp_accounting.DpEvent":
+        """One release, in the accountant's words."""
+        return self.sampling.event(self.stddev / self.sensitivity)
+
+    def epsilon(self, delta: float) -> float:
+        from fedlens.privacy import accounting
+
+        return accounting.epsilon([self], delta)
+
+    def calibrated(self, epsilon: float, delta: float, beside: tuple["Plan", ...] = ()) -> "Plan":
+        """The same plan with the least noise that keeps it, together with the plans `beside` it, within (epsilon, delta)."""
+        from fedlens.privacy import accounting
+
+        return accounting.calibrated(self, epsilon, delta, beside)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the ledger, the run folder and the wire; `from_dict` reads them back."""
+        return {
+            "sampling": {"kind": _name_of(self.sampling, SAMPLERS)} | dataclasses.asdict(self.sampling),
+            "bound": {"kind": _name_of(self.bound, BOUNDS)} | dataclasses.asdict(self.bound),
+            "noise_multiplier": self.noise_multiplier,
+            "releases": self.releases,
+            "expected_contributors": self.expected_contributors,
+            "unit": str(self.unit),
+            "neighbours": str(self.neighbours),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Plan":
+        sampling, bound = dict(values["sampling"]), dict(values["bound"])
+        return cls(
+            sampling=SAMPLERS[sampling.pop("kind")](**sampling),
+            bound=BOUNDS[bound.pop("kind")](**bound),
+            noise_multiplier=values["noise_multiplier"],
+            releases=values["releases"],
+            expected_contributors=values["expected_contributors"],
+            unit=Unit(values["unit"]),
+            neighbours=Neighbours(values["neighbours"]),
+        )
+
+    def canonical(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+
+def _name_of(value: object, kinds: dict[str, Any]) -> str:
+    return next(name for name, kind in kinds.items() if isinstance(value, kind))
