@@ -1,0 +1,35 @@
+"""fedlens: look at private, decentralized data through differentially private generative models."""
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Loaded when first used, so that `import fedlens` costs nothing.
+_HOMES = {
+    "Guarantee": "privacy",
+    "L2Clip": "privacy",
+    "Plan": "privacy",
+    "Poisson": "privacy",
+    "Everyone": "privacy",
+    "Unit": "privacy",
+    "UpdateAndBit": "privacy",
+    "Population": "population",
+    "Ledger": "ledger",
+    "Account": "ledger",
+    "SimulatedCurator": "simulation",
+    "Randomness": "randomness",
+    "FedAvgGan": "algorithms",
+    "Gan": "models.gan",
+    "Samples": "inspection",
+    "contrast": "inspection",
+    "Recipe": "recipes",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedlens' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"fedlens.{_HOMES[name]}"), name)

@@ -1,6 +1,5 @@
 """What was released, as events and not as epsilons: durable, append-only, charged before the release is computed."""
 
-import collections
 import contextlib
 import dataclasses
 import datetime
@@ -9,6 +8,7 @@ import json
 import pathlib
 import sqlite3
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from fedlens.curator import PrivacySpentError
 from fedlens.privacy import Guarantee, Plan, accounting
@@ -31,8 +31,8 @@ create table if not exists entries (
     unique (run, stage, release, query)
 );
 create index if not exists by_run on entries (run);
-create trigger if not exists entries_never_change before update on entries begin select raise(abort, 'append-only'); end;
-create trigger if not exists entries_never_go before delete on entries begin select raise(abort, 'append-only'); end;
+create trigger if not exists never_changed before update on entries begin select raise(abort, 'append-only'); end;
+create trigger if not exists never_deleted before delete on entries begin select raise(abort, 'append-only'); end;
 """
 
 
@@ -55,13 +55,16 @@ class Ledger:
     """A SQLite file, or memory when no path is given.
 
     >>> from fedlens.privacy import Everyone, L2Clip
-    >>> plan = Plan(sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=5.0, releases=2, expected_contributors=9)
+    >>> plan = Plan(
+    ...     sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=5.0, releases=2, expected_contributors=9
+    ... )
+    >>> account = Account(run="demo", population="toy")
     >>> ledger = Ledger()
-    >>> ledger.charge(Account(run="demo", population="toy"), "train", plan, release=0, query="q0")
+    >>> ledger.charge(account, "train", plan, release=0, query="q0")
     True
-    >>> ledger.charge(Account(run="demo", population="toy"), "train", plan, release=0, query="q0")  # asked again: same answer
+    >>> ledger.charge(account, "train", plan, release=0, query="q0")  # asked again: the same answer
     False
-    >>> print(ledger.guarantee(["demo"], 1e-5).headline)
+    >>> print(guarantee([ledger.spending("demo")], 1e-5).headline)
     epsilon 0.73 at delta 1e-05 per user (add/remove)
     """
 
@@ -95,7 +98,7 @@ class Ledger:
     def charge(self, account: Account, stage: str, plan: Plan, *, release: int, query: str) -> bool:
         """Books one release; False if this very question was booked before (a run resumed after a crash).
 
-        Formal guarantee: when this returns, the entry is on disk, and the stage never holds more entries than its plan.
+        Formal guarantee: when this returns the entry is on disk, and a stage never holds more entries than its plan.
         """
         key = (account.run, stage)
         with self._transaction():
@@ -108,22 +111,20 @@ class Ledger:
                 return False
             if len(rows) >= plan.releases:
                 raise PrivacySpentError(f"All {plan.releases} releases of the plan are spent.")
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            self._db.execute(
-                "insert into entries (at, run, stage, release, query, population, partition_name, part, plan, simulated)"
-                " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (
-                    now,
-                    *key,
-                    release,
-                    query,
-                    account.population,
-                    account.partition,
-                    account.part,
-                    plan.canonical(),
-                    account.simulated,
-                ),
-            )
+            entry = {
+                "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "run": account.run,
+                "stage": stage,
+                "release": release,
+                "query": query,
+                "population": account.population,
+                "partition_name": account.partition,
+                "part": account.part,
+                "plan": plan.canonical(),
+                "simulated": account.simulated,
+            }
+            names, marks = ", ".join(entry), ", ".join("?" * len(entry))
+            self._db.execute(f"insert into entries ({names}) values ({marks})", tuple(entry.values()))
         return True
 
     def spent(self, run: str, stage: str) -> int:
@@ -131,51 +132,80 @@ class Ledger:
             self._db.execute("select count(*) from entries where run = ? and stage = ?", (run, stage)).fetchone()[0]
         )
 
-    def guarantee(self, runs: Sequence[str], delta: float) -> Guarantee:
-        """What the releases of these runs cost jointly, were they the only ones on their population."""
-        marks = ", ".join("?" * len(runs))
+    def spending(self, run: str) -> "Spending":
+        """What a run has spent so far, in plain terms that can travel with its model."""
         rows = self._db.execute(
-            f"select population, partition_name, part, plan, simulated, count(*) from entries where run in ({marks})"
-            " group by population, partition_name, part, plan, simulated",
-            tuple(runs),
+            "select population, partition_name, part, simulated, plan, count(*) from entries where run = ?"
+            " group by population, partition_name, part, simulated, plan order by min(id)",
+            (run,),
         ).fetchall()
-        counted: dict[str, dict[str, dict[str, list[tuple[Plan, int]]]]] = collections.defaultdict(
-            lambda: collections.defaultdict(dict)
-        )
-        for population, partition, part, plan, _, count in rows:
-            single = dataclasses.replace(Plan.from_dict(json.loads(plan)), releases=1)
-            counted[population][partition].setdefault(part, []).append((single, count))
-        simulated = any(row[4] for row in rows)
-        return stated([joint for parts in counted.values() for joint in _worlds(parts)], delta, simulated)
+        if len({row[:4] for row in rows}) != 1:
+            raise ValueError(f"Expected entries of run {run!r} on one account in the ledger.")
+        population, partition, part, simulated = rows[0][:4]
+        account = Account(run=run, population=population, partition=partition, part=part, simulated=bool(simulated))
+        plans = (dataclasses.replace(Plan.from_dict(json.loads(row[4])), releases=row[5]) for row in rows)
+        return Spending(account=account, plans=tuple(plans))
 
 
-Counted = tuple[tuple[Plan, int], ...]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spending:
+    """The releases of one run on its account: what a guarantee is computed from, alone or jointly with others."""
+
+    account: Account
+    plans: tuple[Plan, ...]  # with `releases` as many as were made
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"account": dataclasses.asdict(self.account), "plans": [plan.to_dict() for plan in self.plans]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Spending":
+        return cls(account=Account(**values["account"]), plans=tuple(map(Plan.from_dict, values["plans"])))
 
 
-def _worlds(partitions: dict[str, dict[str, list[tuple[Plan, int]]]]) -> list[Counted]:
-    """What one unit may live through: of every partition it belongs to one part."""
-    return [
-        tuple(itertools.chain.from_iterable(choice))
-        for choice in itertools.product(*(parts.values() for parts in partitions.values()))
-    ]
+def guarantee(spendings: Sequence[Spending], delta: float) -> Guarantee:
+    """What these runs cost jointly, were they the only ones on their populations.
 
-
-def stated(worlds: Sequence[Counted], delta: float, simulated: bool) -> Guarantee:
-    """The guarantee of the worst world: units in different worlds are disjoint, so their costs do not add up."""
-    if not worlds:
-        raise ValueError("Expected at least one release to state a guarantee about.")
-    costs = [accounting.epsilon_of(world, delta) for world in worlds]
-    worst = max(range(len(worlds)), key=costs.__getitem__)
-    plans = [plan for plan, _ in worlds[worst]]
+    Formal guarantee: every unit lives in one part of each partition; its cost is what those parts add up to, and the
+    epsilon is the largest such cost. That is parallel composition, and it needs add/remove neighbours: a user who is
+    added or removed changes one part, while one who is replaced may leave a part and enter another.
+    """
+    if not spendings:
+        raise ValueError("Expected at least one run to state a guarantee about.")
+    worlds = _worlds(spendings)
+    costs = [accounting.epsilon(plans, delta) for plans in worlds]
+    plans = worlds[costs.index(max(costs))]
     return Guarantee(
-        epsilon=costs[worst],
+        epsilon=max(costs),
         delta=delta,
         unit=str(plans[0].unit),
         neighbours=str(plans[0].neighbours),
         sampling="; ".join(dict.fromkeys(plan.sampling.text for plan in plans)),
         accountant=accounting.accountant(plans),
-        composition="all releases of one model"
-        if len(worlds) == 1
-        else f"the worst of {len(worlds)} groups that share no unit (a user is in one of them at most, and adding or removing the user changes that one only)",
-        simulated=simulated,
+        composition=_composition(spendings, worlds),
+        simulated=any(spending.account.simulated for spending in spendings),
+    )
+
+
+def _worlds(spendings: Sequence[Spending]) -> list[tuple[Plan, ...]]:
+    """What one unit may live through, population by population: of every partition it belongs to one part."""
+    sorted_by: dict[str, dict[str, dict[str, list[Plan]]]] = {}
+    for spending in spendings:
+        partitions = sorted_by.setdefault(spending.account.population, {})
+        parts = partitions.setdefault(spending.account.partition, {})
+        parts.setdefault(spending.account.part, []).extend(spending.plans)
+    return [
+        tuple(itertools.chain.from_iterable(choice))
+        for partitions in sorted_by.values()
+        for choice in itertools.product(*(parts.values() for parts in partitions.values()))
+    ]
+
+
+def _composition(spendings: Sequence[Spending], worlds: Sequence[tuple[Plan, ...]]) -> str:
+    if len(spendings) == 1:
+        return "all releases of one model"
+    if len(worlds) == 1:
+        return f"all releases of {len(spendings)} models together: they may share users"
+    return (
+        f"{len(spendings)} models on groups that share no user: the most expensive group counts,"
+        " because adding or removing a user changes one group only"
     )

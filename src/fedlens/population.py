@@ -11,6 +11,7 @@ Nothing here may print a user id, an example or a count: errors name columns and
 
 import dataclasses
 import json
+import mmap
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,6 +23,7 @@ from fedlens.randomness import Randomness
 from fedlens.trees import Tree
 
 VERSION = 1
+_LARGE = 2**28  # bytes of a mapped column beyond which its pages are not kept
 UserVerdict = Callable[[Tree], bool]
 ExampleVerdict = Callable[[Tree], torch.Tensor]
 
@@ -117,7 +119,15 @@ class Population:
             positions[place, : len(chosen)], mask[place, : len(chosen)] = chosen, 1.0
         real = mask.astype(bool)
         tree = {key: _gathered(column, positions, real) for key, column in self.columns.items()}
+        self._forget()
         return tree | {"mask": torch.from_numpy(mask)}
+
+    def _forget(self) -> None:
+        """Hands the pages just read back to the system, so that resident memory does not grow with the rounds."""
+        for column in self.columns.values():
+            mapped = getattr(column, "_mmap", None)
+            if mapped is not None and column.nbytes > _LARGE:
+                mapped.madvise(mmap.MADV_DONTNEED)
 
     def blank(self, width: int = 1) -> Tree:
         """One unit without examples, in the right shapes: what an empty cohort is modelled on."""

@@ -1,4 +1,4 @@
-"""PRIVATE. The embedded curator: contributions vectorised over units, exact sums, noise, and an engine that measures itself."""
+"""PRIVATE. The embedded curator: contributions vectorised over units, exact sums, noise; the engine times itself."""
 
 import concurrent.futures
 import contextlib
@@ -80,7 +80,7 @@ class Engine:
     def measured(
         cls, contribute: Contribute, message: Tree, blank: Tree, memory: Tree, *, device: str, units: int
     ) -> "Engine":
-        """The fastest setting, found by timing made-up units of the right shape; the plain loop is always a candidate."""
+        """The fastest setting, found by timing made-up units of the right shape; a plain loop is always a candidate."""
         best, best_rate = cls(device=device), 0.0
         for workers in sorted({1, 1 if device != "cpu" else os.cpu_count() or 1}):
             chunk, previous = 1, 0.0

@@ -91,3 +91,8 @@ def digest(tree: Tree) -> str:
         total.update(f"{name} {leaf.dtype} {tuple(leaf.shape)};".encode())
         total.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b"")
     return total.hexdigest()
+
+
+def pixels(images: torch.Tensor) -> torch.Tensor:
+    """Bytes 0..255 become -1..1; floats are taken as they are."""
+    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images.float()

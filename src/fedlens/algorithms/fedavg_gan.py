@@ -17,6 +17,9 @@ from fedlens.curator import Curator
 from fedlens.models.gan import Gan
 from fedlens.trees import Tree
 
+PLAIN = Sgd(rate=1.0)  # the paper's server step and generator step
+GENERATOR = Sgd(rate=5e-3)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AdaptiveClip:
@@ -39,10 +42,10 @@ class FedAvgGan:
     local_steps: int = 6
     local_rate: float = 5e-4
     decay: float = 0.0
-    server: Sgd | Adam = Sgd(rate=1.0)
+    server: Sgd | Adam = PLAIN
     generator_steps: int = 6
     generator_batch: int = 32
-    generator: Sgd | Adam = Sgd(rate=5e-3)
+    generator: Sgd | Adam = GENERATOR
     adaptive: AdaptiveClip | None = None
     seed: int = 0  # of everything public: initial weights, latents
 
@@ -53,7 +56,7 @@ class FedAvgGan:
     def critic_update(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Beside the data: one pass of SGD on the critic, at most `local_steps` batches, each against as many fakes."""
         start = critic = trees.part(message, "critic")
-        images = _pixels(examples["x"])
+        images = trees.pixels(examples["x"])
         for step, (real, mask) in enumerate(
             zip(images.split(self.batch), examples["mask"].split(self.batch), strict=True)
         ):
@@ -114,11 +117,6 @@ class FedAvgGan:
         slope = trees.add(slope, params, self.decay) if self.decay else slope
         params, slots = self.generator(params, slope, trees.part(state, "generator_slots"))
         return state | trees.joined(generator=params, generator_slots=slots)
-
-
-def _pixels(images: torch.Tensor) -> torch.Tensor:
-    """Bytes 0..255 become -1..1; floats are taken as they are."""
-    return images.float() / 127.5 - 1 if images.dtype == torch.uint8 else images.float()
 
 
 def _round_seed(seed: int, round_number: int) -> int:

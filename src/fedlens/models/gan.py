@@ -38,7 +38,8 @@ class ConvCritic:
 
     def init(self, seed: int) -> Tree:
         rng = torch.Generator().manual_seed(seed)
-        params, before = {}, self.channels
+        params: Tree = {}
+        before = self.channels
         for layer, width in enumerate(self.widths):
             params |= {
                 f"conv{layer}.weight": _glorot((width, before, 4, 4), rng),
@@ -114,7 +115,7 @@ class ConvCritic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvGenerator:
-    """Dense, dense, then transposed convolutions up to `side`; batch statistics always, also when sampling, as in the paper."""
+    """Two dense layers, then transposed convolutions up to `side`; batch statistics always, also when sampling."""
 
     side: int
     channels: int = 1
@@ -196,7 +197,7 @@ class Gan:
 
 
 def _down(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Convolution 4x4, stride 2, padding 1. Per-unit kernels are fastest as such on a CPU, as matrix products on a GPU."""
+    """Convolution 4x4, stride 2, padding 1; on a GPU as matrix products, since kernels differ from unit to unit."""
     if not x.is_cuda:
         return F.conv2d(x, kernel, bias, stride=2, padding=1)
     y = _patches(x) @ kernel.flatten(1).T

@@ -1,4 +1,4 @@
-"""How much one unit may contribute: callables that map any contribution to one whose joint L2 norm is at most `norm`."""
+"""How much one unit may contribute: callables that bring any contribution to a joint L2 norm of at most `norm`."""
 
 import dataclasses
 import math
@@ -57,7 +57,7 @@ class UpdateAndBit:
 
     @property
     def text(self) -> str:
-        return f"L2 norm at most {self.norm:g} jointly: update at most 1 (in units of the current clip), quantile bit at most {self.bit:g}"
+        return f"L2 norm at most {self.norm:g}: update 1 (in units of the current clip) and quantile bit {self.bit:g}"
 
     def __call__(self, contribution: Tree) -> Tree:
         """An update that is not finite silences its bit too: a broken unit sends all zeros."""

@@ -86,7 +86,7 @@ class Plan:
         return accounting.epsilon([self], delta)
 
     def calibrated(self, epsilon: float, delta: float, beside: tuple["Plan", ...] = ()) -> "Plan":
-        """The same plan with the least noise that keeps it, together with the plans `beside` it, within (epsilon, delta)."""
+        """The plan with the least noise that keeps it, together with the plans `beside` it, within (epsilon, delta)."""
         from fedlens.privacy import accounting
 
         return accounting.calibrated(self, epsilon, delta, beside)

@@ -1,0 +1,247 @@
+"""Users per second of the engine against plain per-user loops, side by side in one run, and peak memory.
+
+    python benchmarks/engine.py [--device cuda] [--networks paper small] [--users 10 100 500]
+
+All do DP-FedAvg-GAN's local work for every user of a round: critic SGD on WGAN-GP batches of 32, clip, sum.
+- plain loop: what one would write first: nn.Module, double backward, fakes made per user as the paper has it.
+- lean loop:  the gradient penalty as a first-order chain (no double backward), fakes shared by the round.
+- engine:     `SimulatedCurator`, with the chunk and workers it measured for itself.
+Loops cost the same for every user, so they are timed on a few and compared by rate; the engine does whole rounds.
+Timings alternate between the three; the table shows medians. Peak memory comes from one process for each.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedlens import trees
+from fedlens.algorithms import FedAvgGan
+from fedlens.ledger import Account, Ledger
+from fedlens.models.gan import LEAK, Gan
+from fedlens.population import Population
+from fedlens.privacy import Everyone, L2Clip, Plan
+from fedlens.randomness import Randomness
+from fedlens.simulation import SimulatedCurator
+from fedlens.trees import Tree
+
+NETWORKS = {
+    "paper": FedAvgGan(gan=Gan.paper(), batch=32, local_steps=6),
+    "small": FedAvgGan(gan=Gan.small(), batch=32, local_steps=3),
+}
+CLIP = 0.1
+
+
+class Critic(nn.Module):
+    def __init__(self, algorithm: FedAvgGan) -> None:
+        super().__init__()
+        critic, layers, before = algorithm.gan.critic, [], 1
+        for width in critic.widths:
+            layers += [nn.Conv2d(before, width, 4, 2, 1), nn.LeakyReLU(LEAK)]
+            before = width
+        features = before * (critic.side >> len(critic.widths)) ** 2
+        layers.append(nn.Flatten())
+        if critic.hidden:
+            layers += [nn.Linear(features, critic.hidden, bias=False), nn.LeakyReLU(LEAK)]
+        self.layers = nn.Sequential(*layers, nn.Linear(critic.hidden or features, 1))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images).squeeze(1)
+
+
+class Round:
+    """One round's work, done three ways."""
+
+    def __init__(self, algorithm: FedAvgGan, users: int, device: str) -> None:
+        self.algorithm, self.users, self.device = algorithm, users, device
+        rows = algorithm.examples_per_unit
+        images = np.random.default_rng(0).integers(0, 256, (users * rows, 1, 28, 28), np.uint8)
+        self.population = Population.from_arrays("noise", {"x": images}, np.full(users, rows))
+        self.state = trees.moved(algorithm.start(), device)
+        self.critic = Critic(algorithm).to(device)
+        self.start = {name: leaf.clone() for name, leaf in self.critic.state_dict().items()}
+        self.curator: SimulatedCurator | None = None
+
+    def message(self) -> Tree:
+        return self.algorithm.message(self.state, torch.Generator().manual_seed(0))
+
+    def images_of(self, unit: int) -> torch.Tensor:
+        return trees.pixels(self.population.take(np.array([unit]))["x"][0].to(self.device))
+
+    def plain(self, users: int) -> None:
+        total: Tree = {}
+        for unit in range(users):
+            self.critic.load_state_dict(self.start)
+            optimizer = torch.optim.SGD(self.critic.parameters(), lr=self.algorithm.local_rate)
+            for real in self.images_of(unit).split(self.algorithm.batch):
+                optimizer.zero_grad()
+                self.plain_loss(real).backward()
+                optimizer.step()
+            total = accumulated(total, {k: v.detach() - self.start[k] for k, v in self.critic.state_dict().items()})
+
+    def plain_loss(self, real: torch.Tensor) -> torch.Tensor:
+        gan = self.algorithm.gan
+        with torch.no_grad():
+            latents = torch.randn(len(real), gan.generator.latent, device=self.device)
+            fake = gan.generator.images(trees.part(self.state, "generator"), latents)
+        mixed = (real + torch.rand(len(real), 1, 1, 1, device=self.device) * (fake - real)).requires_grad_()
+        (slope,) = torch.autograd.grad(self.critic(mixed).sum(), mixed, create_graph=True)
+        return self.critic(fake).mean() - self.critic(real).mean() + penalty(slope)
+
+    def lean(self, users: int) -> None:
+        total: Tree = {}
+        message = self.message()
+        start = trees.part(message, "critic")
+        for unit in range(users):
+            params = {name: leaf.clone().requires_grad_() for name, leaf in start.items()}
+            for step, real in enumerate(self.images_of(unit).split(self.algorithm.batch)):
+                loss = self.lean_loss(params, real, message["fakes"][step], message["shares"][step])
+                slopes = torch.autograd.grad(loss, list(params.values()))
+                with torch.no_grad():
+                    for leaf, slope in zip(params.values(), slopes, strict=True):
+                        leaf -= self.algorithm.local_rate * slope
+            total = accumulated(total, {name: leaf.detach() - start[name] for name, leaf in params.items()})
+
+    def lean_loss(self, params: Tree, real: torch.Tensor, fake: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+        x = torch.cat([real, fake, real + share[:, None, None, None] * (fake - real)])
+        kept, convs = len(real), len(self.algorithm.gan.critic.widths)
+        masks = []
+        for layer in range(convs):
+            x = F.leaky_relu(F.conv2d(x, params[f"conv{layer}.weight"], params[f"conv{layer}.bias"], 2, 1), LEAK)
+            masks.append(torch.where(x[2 * kept :].detach() > 0, 1.0, LEAK))
+        felt = params["score.weight"].expand(kept, -1)
+        top = x.flatten(1)
+        if "hidden.weight" in params:
+            top = F.leaky_relu(top @ params["hidden.weight"].T, LEAK)
+            felt = (felt * torch.where(top[2 * kept :].detach() > 0, 1.0, LEAK)) @ params["hidden.weight"]
+        felt = felt.reshape(masks[-1].shape)
+        for layer in reversed(range(convs)):
+            felt = F.conv_transpose2d(felt * masks[layer], params[f"conv{layer}.weight"], stride=2, padding=1)
+        scores = top @ params["score.weight"].T + params["score.bias"]
+        return scores[kept : 2 * kept].mean() - scores[:kept].mean() + penalty(felt)
+
+    def engine(self) -> SimulatedCurator:
+        """A whole round through the door: charge, local work, bounds, exact sum, noise."""
+        if self.curator is None:
+            plan = Plan(
+                sampling=Everyone(),
+                bound=L2Clip(norm=CLIP),
+                noise_multiplier=1.0,
+                releases=1000,
+                expected_contributors=float(self.users),
+            )
+            self.curator = SimulatedCurator(
+                self.population,
+                plan,
+                ledger=Ledger(),
+                account=Account(run="bench", population="noise"),
+                randomness=Randomness.secret(),
+                device=self.device,
+            )
+        self.curator.noisy_mean(self.algorithm.critic_update, self.message())
+        return self.curator
+
+
+def penalty(slope: torch.Tensor) -> torch.Tensor:
+    return 10 * ((slope.flatten(1).square().sum(1) + 1e-10).sqrt() - 1).square().mean()
+
+
+def accumulated(total: Tree, update: Tree) -> Tree:
+    bounded = trees.clipped(update, CLIP)
+    return trees.add(total, bounded) if total else bounded
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def measured(network: str, users: int, device: str, repeats: int) -> dict[str, object]:
+    work = Round(NETWORKS[network], users, device)
+    few = min(users, (10 if network == "paper" else 50) if device == "cpu" else 20)
+    ways = {
+        "plain": (lambda: work.plain(few), few),
+        "lean": (lambda: work.lean(few), few),
+        "engine": (work.engine, users),
+    }
+    for way, _ in ways.values():
+        way()  # warm up; the engine measures itself
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    for _ in range(repeats):
+        for name, (way, count) in ways.items():
+            rates[name].append(count / seconds(way, device))
+    chosen = work.curator.engine if work.curator else None
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    return {"network": network, "users": users, **medians, "chunk": chosen.chunk, "workers": chosen.workers}
+
+
+def peak_memory(network: str, users: int, device: str, way: str) -> float:
+    """GiB, of a process that does nothing else."""
+    command = [
+        sys.executable,
+        __file__,
+        "--device",
+        device,
+        "--networks",
+        network,
+        "--users",
+        str(users),
+        "--memory-of",
+        way,
+    ]
+    return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
+
+
+def memory_of(network: str, users: int, device: str, way: str) -> float:
+    work = Round(NETWORKS[network], users, device)
+    few = min(users, 3)
+    {"plain": lambda: work.plain(few), "lean": lambda: work.lean(few), "engine": work.engine}[way]()
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    parser.add_argument("--users", nargs="+", type=int, default=[10, 100, 500])
+    parser.add_argument("--memory-of", choices=["plain", "lean", "engine"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    if options.memory_of:
+        print(json.dumps(memory_of(options.networks[0], options.users[0], options.device, options.memory_of)))
+        return
+    machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU cores"
+    print(f"{time.strftime('%Y-%m-%d')}, {machine}, {platform.machine()}, torch {torch.__version__}\n")
+    columns = ["networks", "users a round", "plain loop, users/s", "lean loop, users/s", "engine, users/s", "vs plain"]
+    columns += ["vs lean", "chunk x workers", "peak GiB plain / lean / engine"]
+    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+    for network in options.networks:
+        for users in options.users:
+            long = options.device == "cpu" and network == "paper" and users > 10
+            row = measured(network, users, options.device, repeats=1 if long else 3)
+            memory = " / ".join(
+                f"{peak_memory(network, users, options.device, way):.2f}" for way in ("plain", "lean", "engine")
+            )
+            plain, lean, engine = row["plain"], row["lean"], row["engine"]
+            cells = [network, users, f"{plain:.1f}", f"{lean:.1f}", f"{engine:.1f}", f"{engine / plain:.1f}x"]
+            cells += [f"{engine / lean:.1f}x", f"{row['chunk']} x {row['workers']}", memory]
+            print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

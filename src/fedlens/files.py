@@ -1,0 +1,34 @@
+"""Files that are whole or absent: written beside their place, synced, then renamed into it."""
+
+import hashlib
+import os
+import pathlib
+import tempfile
+
+
+def write(path: pathlib.Path, content: bytes | str) -> None:
+    """Replaces `path` in one step; on a full disk the old file stays and the error says so."""
+    data = content.encode() if isinstance(content, str) else content
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError as error:
+        pathlib.Path(name).unlink(missing_ok=True)
+        raise OSError(
+            error.errno, f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
+        ) from None
+
+
+def append_line(path: pathlib.Path, line: str) -> None:
+    with path.open("a") as file:
+        file.write(line + "\n")
+
+
+def sha256(path: pathlib.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

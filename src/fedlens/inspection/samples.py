@@ -1,0 +1,91 @@
+"""Synthetic images that never travel without the guarantee of the model that made them."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+import torch
+
+from fedlens import tensorfiles
+from fedlens.ledger import Spending, guarantee
+from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
+from fedlens.privacy import Guarantee
+from fedlens.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Samples:
+    images: torch.Tensor = dataclasses.field(repr=False)  # [n, channels, side, side] in [-1, 1]
+    label: str
+    spending: Spending
+    delta: float
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return guarantee([self.spending], self.delta)
+
+    def save(self, path: pathlib.Path) -> None:
+        about = {"label": self.label, "synthetic": True} | provenance(self.spending, self.delta)
+        tensorfiles.write(path, {"images": self.images}, about)
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "Samples":
+        tree, about = tensorfiles.read(path)
+        if "spending" not in about or "images" not in tree:
+            raise ValueError(f"Expected samples with their guarantee in {path.name}.")
+        spending = Spending.from_dict(about["spending"])
+        return cls(images=tree["images"], label=about["label"], spending=spending, delta=about["delta"])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Model:
+    """A trained generator with its guarantee: the content of model.safetensors."""
+
+    gan: Gan
+    generator: Tree = dataclasses.field(repr=False)
+    label: str
+    spending: Spending
+    delta: float
+    recipe_sha256: str
+
+    def sampled(self, count: int, seed: int) -> Samples:
+        images = self.gan.samples(self.generator, count, seed)
+        return Samples(images=images, label=self.label, spending=self.spending, delta=self.delta)
+
+    def save(self, path: pathlib.Path) -> None:
+        about = {
+            "gan": dataclasses.asdict(self.gan),
+            "label": self.label,
+            "recipe_sha256": self.recipe_sha256,
+        }
+        tensorfiles.write(path, self.generator, about | provenance(self.spending, self.delta))
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "Model":
+        generator, about = tensorfiles.read(path)
+        missing = {"gan", "label", "spending", "delta", "recipe_sha256"} - about.keys()
+        if missing:
+            raise ValueError(
+                f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
+            )
+        return cls(
+            gan=gan_from(about["gan"]),
+            generator=generator,
+            label=about["label"],
+            spending=Spending.from_dict(about["spending"]),
+            delta=about["delta"],
+            recipe_sha256=about["recipe_sha256"],
+        )
+
+
+def provenance(spending: Spending, delta: float) -> dict[str, Any]:
+    """What every file made from private data says about itself; the guarantee can be recomputed from the spending."""
+    return {"spending": spending.to_dict(), "delta": delta, "guarantee": guarantee([spending], delta).to_dict()}
+
+
+def gan_from(values: dict[str, Any]) -> Gan:
+    """A pair from its plain settings, as they stand in a file's header."""
+    parts = {key: values[key] | {"widths": tuple(values[key]["widths"])} for key in ("generator", "critic")}
+    return Gan(
+        generator=ConvGenerator(**parts["generator"]), critic=ConvCritic(**parts["critic"]), penalty=values["penalty"]
+    )

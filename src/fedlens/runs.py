@@ -1,0 +1,329 @@
+"""A recipe, carried out: select, count, train, sample, report; in a run folder that can be resumed.
+
+    runs/<name>-<id>/
+        recipe.toml                the resolved recipe
+        run.json                   where the ledger is, whether the noise is simulated
+        plan.json, statement.md    the promise, made before any data was read
+        primary.safetensors        the public classifier, where there is one
+        <selection>/               checkpoint.safetensors while it trains; metrics.jsonl, model.safetensors
+        samples/, report.html, report.json
+        MANIFEST.json              SHA-256 of all of it
+
+The folder is public: everything in it came through the door. What must stay private while a run is unfinished (the
+secret its noise is derived from) lies beside the ledger, readable by its owner only, and is deleted at the end.
+"""
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import platform
+import secrets
+import time
+from typing import Any, Protocol
+
+import torch
+
+import fedlens
+from fedlens import data, files, ledger, tensorfiles, trees
+from fedlens.curator import PrivacySpentError
+from fedlens.inspection import Model, Report, contrast
+from fedlens.ledger import Ledger
+from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.population import DataError, Population
+from fedlens.privacy import Guarantee, Plan, accounting
+from fedlens.randomness import Randomness
+from fedlens.recipes import Recipe, to_toml
+from fedlens.selection import AccuracyBetween, Classified
+from fedlens.simulation import Engine, SimulatedCurator
+from fedlens.trees import Tree
+
+SAMPLED = 512
+CHECKPOINT_SECONDS = 10.0
+
+
+class Watcher(Protocol):
+    """Is told of progress: public facts only."""
+
+    def __call__(self, selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run folder and what it was started with."""
+
+    folder: pathlib.Path
+    recipe: Recipe
+    ledger_path: pathlib.Path
+    seed: int | None  # of simulated noise; None means cryptographic noise
+    device: str
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @classmethod
+    def created(
+        cls, recipe: Recipe, out: pathlib.Path, *, ledger_path: pathlib.Path, seed: int | None, device: str
+    ) -> "Run":
+        """Writes down the promise. No data is read."""
+        folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
+        run = cls(folder=folder, recipe=recipe, ledger_path=ledger_path, seed=seed, device=device)
+        folder.mkdir(parents=True)
+        promise = run.promised()
+        files.write(folder / "recipe.toml", to_toml(recipe))
+        files.write(folder / "plan.json", json.dumps(run.plan(), indent=1))
+        files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
+        about = {"ledger": str(ledger_path.resolve()), "seed": seed, "device": device, "recipe_sha256": recipe.digest}
+        files.write(folder / "run.json", json.dumps(about, indent=1))
+        return run
+
+    @classmethod
+    def opened(cls, folder: pathlib.Path) -> "Run":
+        try:
+            about = json.loads((folder / "run.json").read_text())
+        except FileNotFoundError:
+            raise ValueError(f"Expected a run folder, found no run.json in {folder}.") from None
+        recipe = Recipe.open(folder / "recipe.toml")
+        if recipe.digest != about["recipe_sha256"]:
+            raise ValueError(f"Expected the recipe that {folder.name} was started with; recipe.toml has changed.")
+        return cls(
+            folder=folder,
+            recipe=recipe,
+            ledger_path=pathlib.Path(about["ledger"]),
+            seed=about["seed"],
+            device=about["device"],
+        )
+
+    def promised(self) -> Guarantee:
+        return ledger.guarantee(self.recipe.spendings(self.name, self.seed is not None), self.recipe.privacy.delta)
+
+    def plan(self) -> dict[str, Any]:
+        count, train = self.recipe.plans()
+        return {
+            "guarantee": self.promised().to_dict(),
+            "models": len(self.recipe.selections),
+            "count": count.to_dict(),
+            "train": train.to_dict(),
+            "noise_to_signal": noise_to_signal(self.recipe, train),
+        }
+
+    def executed(self, watch: Watcher) -> Report:
+        """Trains what is not trained yet, then reports. Safe to interrupt at any point and to call again."""
+        book = Ledger(self.ledger_path)
+        population, primary = self._private_side()
+        models, warnings = [], []
+        for selection in self.recipe.selections:
+            model = self._trained(selection, population, primary, book, watch)
+            if model is None:
+                warnings.append(
+                    f"{selection}: a noisy head count found fewer than {self.recipe.privacy.minimum_users} users; "
+                    "no model was trained on so few, and there is nothing to compare"
+                )
+            else:
+                models.append(model)
+        report = self._report(models, primary, tuple(warnings), book)
+        report.save(self.folder)
+        self._close()
+        return report
+
+    def _private_side(self) -> tuple[Population, Primary | None]:
+        source = self.recipe.data
+        public: data.Public | None = None
+        if source.source == "digits":
+            population, public = data.digits(source.deal_to)
+        elif source.source == "npz":
+            path = pathlib.Path(source.path or "")
+            population = data.from_npz(path, images=source.images, labels=source.labels, users=source.users)
+        else:
+            population = Population.open(source.path or "")
+        if "x" not in population.columns:
+            raise DataError(f"Expected an image column 'x', found {', '.join(sorted(population.columns))}.")
+        if population.columns["x"].shape[1:] != (1, self.recipe.side, self.recipe.side):
+            shape = tuple(population.columns["x"].shape[1:])
+            raise DataError(f"Expected images of (1, {self.recipe.side}, {self.recipe.side}), got {shape}: see `side`.")
+        if source.bug is not None:
+            population = data.planted(population, source.bug.kind, source.bug.fraction, source.bug.seed)
+        return population, self._primary(public)
+
+    def _primary(self, public: data.Public | None) -> Primary | None:
+        wanted, kept = self.recipe.primary, self.folder / "primary.safetensors"
+        if wanted is None:
+            return None
+        if wanted.model is not None and not kept.exists():
+            Primary.open(pathlib.Path(wanted.model)).save(kept)
+        if not kept.exists():
+            if wanted.public is not None:
+                columns = wanted.public
+                public = data.public_npz(pathlib.Path(columns.path), images=columns.images, labels=columns.labels)
+            if public is None:
+                raise ValueError(
+                    "Expected primary.model or [primary.public] in the recipe: there is no classifier to ask."
+                )
+            classes = int(public.labels.max()) + 1
+            network = ConvClassifier(side=self.recipe.side, classes=classes, widths=wanted.widths)
+            images, labels = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
+            params = network.fitted(images, labels, seed=self.recipe.seed, epochs=wanted.epochs)
+            Primary(network, params).save(kept)
+        return Primary.open(kept)  # as saved, so that a resumed run asks the very same classifier
+
+    def _selected(self, selection: str, population: Population, primary: Primary | None) -> Population:
+        rule = self.recipe.selections[selection]
+        if rule.by == "everyone":
+            chosen = population
+        elif primary is None or "y" not in population.columns:
+            raise DataError(f"Expected labels and a primary model to select by {rule.by}.")
+        elif rule.by == "accuracy":
+            at_least, below = rule.interval
+            chosen = AccuracyBetween(at_least=at_least, below=below)(population, selection, primary)
+        else:
+            chosen = Classified(right=rule.by == "right", minimum=rule.minimum_examples)(population, selection, primary)
+        return chosen if self.recipe.privacy.unit == "user" else chosen.by_example()
+
+    def _trained(
+        self, selection: str, population: Population, primary: Primary | None, book: Ledger, watch: Watcher
+    ) -> Model | None:
+        """The model of one selection; None if too few users are in it."""
+        folder = self.folder / selection
+        if (folder / "model.safetensors").exists():
+            return Model.open(folder / "model.safetensors")
+        folder.mkdir(exist_ok=True)
+        chosen = self._selected(selection, population, primary)
+        randomness = self._randomness(selection)
+        account = self.recipe.account(self.name, selection, randomness.simulated)
+        door = {"ledger": book, "account": account, "randomness": randomness}
+        count_plan, train_plan = self.recipe.plans()
+        head_count = SimulatedCurator(chosen, count_plan, stage="count", engine=Engine(), **door).noisy_mean(
+            present, {}
+        )
+        files.write(folder / "count.json", json.dumps({"noisy_users": round(float(head_count["users"]), 1)}))
+        if head_count["users"] < self.recipe.privacy.minimum_users:
+            return None
+        algorithm = self.recipe.algorithm()
+        state, engine = self._resumed(folder) or (algorithm.start(), None)
+        curator = SimulatedCurator(
+            chosen,
+            train_plan,
+            examples_per_unit=algorithm.examples_per_unit,
+            engine=engine,
+            device=self.device,
+            position=int(state["round"]),
+            **door,
+        )
+        state = self._rounds(algorithm.run(curator, trees.moved(state, self.device)), state, curator, folder, watch)
+        model = Model(
+            gan=algorithm.gan,
+            generator=trees.moved(trees.part(state, "generator"), "cpu"),
+            label=selection,
+            spending=book.spending(account.run),
+            delta=self.recipe.privacy.delta,
+            recipe_sha256=self.recipe.digest,
+        )
+        model.save(folder / "model.safetensors")
+        (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        return model
+
+    def _rounds(self, states, state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher) -> Tree:
+        """Lets the algorithm run, saving as it goes; what was not saved when a run breaks off is done again, free."""
+        saved_at, started, first = time.monotonic(), time.monotonic(), int(state["round"])
+        try:
+            for state in states:
+                done = int(state["round"])
+                facts = self._facts(done) | ({"clip": round(float(state["clip"]), 6)} if "clip" in state else {})
+                files.append_line(folder / "metrics.jsonl", json.dumps({"round": done} | facts))
+                pace = (time.monotonic() - started) / (done - first)
+                watch(folder.name, done, self.recipe.privacy.rounds, facts | {"seconds_a_round": pace})
+                if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                    self._checkpoint(folder, state, curator)
+                    saved_at = time.monotonic()
+        except PrivacySpentError:
+            pass  # rounds lost in a crash were charged and cannot be had again; the model ends a little earlier
+        except (KeyboardInterrupt, OSError):
+            self._checkpoint(folder, state, curator)
+            raise
+        self._checkpoint(folder, state, curator)
+        return state
+
+    def _facts(self, done: int) -> dict[str, Any]:
+        """The epsilon so far, of this model alone; where computing it takes long, only now and then."""
+        count, train = self.recipe.plans()
+        every = 1 if accounting.accountant([train]) == accounting.EXACT else max(1, train.releases // 10)
+        if done % every and done != train.releases:
+            return {}
+        cost = accounting.epsilon([count, dataclasses.replace(train, releases=done)], self.recipe.privacy.delta)
+        return {"epsilon_so_far": round(cost, 4) if cost < float("inf") else "infinity"}
+
+    def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
+        engine = (
+            {"device": self.device, "chunk": curator.engine.chunk, "workers": curator.engine.workers}
+            if curator.engine
+            else None
+        )
+        tensorfiles.write(
+            folder / "checkpoint.safetensors", state, {"recipe_sha256": self.recipe.digest, "engine": engine}
+        )
+
+    def _resumed(self, folder: pathlib.Path) -> tuple[Tree, Engine | None] | None:
+        if not (folder / "checkpoint.safetensors").exists():
+            return None
+        state, about = tensorfiles.read(folder / "checkpoint.safetensors")
+        if about.get("recipe_sha256") != self.recipe.digest:
+            raise ValueError(f"Expected a checkpoint of this recipe in {folder.name}; it belongs to another one.")
+        return state, Engine(**about["engine"]) if about["engine"] else None
+
+    @property
+    def _private(self) -> pathlib.Path:
+        return self.ledger_path.parent / ".private"
+
+    def _randomness(self, selection: str) -> Randomness:
+        if self.seed is not None:
+            return Randomness.seeded(self.seed)
+        self._private.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Randomness.kept_in(self._private / f"{self.name}.{selection}.key")
+
+    def _report(self, models: list[Model], primary: Primary | None, warnings: tuple[str, ...], book: Ledger) -> Report:
+        provenance = {
+            "fedlens": fedlens.__version__,
+            "torch": torch.__version__,
+            "machine": f"{platform.machine()}, {self.device}",
+            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "run": self.name,
+            "recipe": (self.folder / "recipe.toml").read_text(),
+            "recipe sha256": self.recipe.digest,
+        }
+        samples = [model.sampled(SAMPLED, self.recipe.seed) for model in models]
+        for side in samples:
+            side.save(self.folder / "samples" / f"{side.label}.safetensors")
+        if samples:
+            report = contrast(
+                *samples, title=self.recipe.name, primary=primary, warnings=warnings, provenance=provenance
+            )
+        else:
+            report = Report.empty(title=self.recipe.name, warnings=warnings, provenance=provenance)
+        spendings = [book.spending(f"{self.name}/{selection}") for selection in self.recipe.selections]
+        return dataclasses.replace(report, guarantee=ledger.guarantee(spendings, self.recipe.privacy.delta))
+
+    def _close(self) -> None:
+        hashes = {
+            str(path.relative_to(self.folder)): files.sha256(path)
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file() and path.name != "MANIFEST.json"
+        }
+        files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
+        for selection in self.recipe.selections:
+            (self._private / f"{self.name}.{selection}.key").unlink(missing_ok=True)
+
+
+def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    """Contributes 1 for a unit that holds any example: the head count."""
+    return {"users": (examples["mask"].sum() > 0).float()}, memory
+
+
+def noise_to_signal(recipe: Recipe, train: Plan) -> float:
+    """The norm of the noise in one round's mean, over the largest norm the mean can have."""
+    weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
+    return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

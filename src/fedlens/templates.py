@@ -1,0 +1,80 @@
+"""Commented recipes to start from."""
+
+import pathlib
+
+_HEAD = """\
+# fedlens plan {file}     what it costs
+# fedlens run  {file}     do it
+name = "{name}"
+task = "{task}"
+side = 28                     # images are side x side
+
+[data]
+source = "{source}"
+path = "{data}"
+"""
+_NPZ = """\
+images = "x"                  # names of the arrays in the file
+labels = "y"
+users = "user"
+"""
+_PRIMARY = """
+[primary]                     # the model whose mistakes are looked into; it must not have seen the private data
+model = "{model}"
+"""
+_SELECTIONS = {
+    "T1": """
+[selections.all]              # a sanity check of everything
+by = "everyone"
+""",
+    "T2": """
+[selections.wrong]            # examples the primary model gets wrong, of users with at least so many of them
+by = "wrong"
+minimum_examples = 5
+
+[selections.right]            # the two share users, so their costs add up
+by = "right"
+minimum_examples = 5
+""",
+    "T4": """
+[selections.low]              # users for whom the primary model works badly; thresholds are public constants
+by = "accuracy"
+below = 0.88
+
+[selections.high]             # users for whom it works well; no user is in both, so the dearer group counts
+by = "accuracy"
+at_least = 0.94
+""",
+}
+_TAIL = """
+[privacy]
+epsilon = 8.0                 # the noise follows from it; or give noise_multiplier instead
+delta = 1e-5                  # well below 1 / users
+rounds = 150
+users = 250                   # a public guess at the users in a group: the divisor of every mean
+population = 600              # a public upper bound on all users
+sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
+clip = 0.05                   # or [privacy.adaptive_clip] with start = 0.05
+minimum_users = 20            # with fewer, by a noisy count, no model is trained
+
+[model]
+size = "small"                # noise grows with the number of weights; "paper" wants many thousands of users
+critic_widths = [32, 64]
+
+[training]
+batch = 32
+local_steps = 3
+local_rate = 2e-3
+generator_steps = 5
+generator_batch = 128
+generator = { kind = "adam", rate = 1e-3, beta1 = 0.5, beta2 = 0.9 }
+"""
+
+
+def recipe(task: str, data: str, model: str, file: str = "recipe.toml") -> str:
+    if task not in _SELECTIONS:
+        raise ValueError(f"Expected a task of {', '.join(_SELECTIONS)}, got {task!r}.")
+    source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
+    head = _HEAD.format(file=file, name=f"look-{task.lower()}", task=task, source=source, data=data)
+    primary = _PRIMARY.format(model=model) if task != "T1" else ""
+    return head + (_NPZ if source == "npz" else "") + primary + _SELECTIONS[task] + _TAIL
