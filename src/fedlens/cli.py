@@ -338,8 +338,9 @@ def _live() -> Iterator["Watcher"]:
         def watch(selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None:
             if selection not in tasks:
                 tasks[selection] = bars.add_task(selection, total=rounds, told="")
-            told = {"told": _told(facts).removeprefix(", ")} if "epsilon_so_far" in facts else {}
-            bars.update(tasks[selection], completed=done, **told)
+            bars.update(tasks[selection], completed=done)
+            if "epsilon_so_far" in facts:
+                bars.update(tasks[selection], told=_told(facts).removeprefix(", "))
 
         yield watch
 

@@ -5,6 +5,9 @@ import os
 import pathlib
 import tempfile
 
+_UMASK = os.umask(0)
+os.umask(_UMASK)
+
 
 def write(path: pathlib.Path, content: bytes | str) -> None:
     """Replaces `path` in one step; on a full disk the old file stays and the error says so."""
@@ -16,12 +19,15 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(name, 0o666 & ~_UMASK)  # as open() would have made it
         os.replace(name, path)
     except OSError as error:
         pathlib.Path(name).unlink(missing_ok=True)
-        raise OSError(
-            error.errno, f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
-        ) from None
+        told = f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
+        raise OSError(error.errno, told) from None
+    except BaseException:
+        pathlib.Path(name).unlink(missing_ok=True)
+        raise
 
 
 def append_line(path: pathlib.Path, line: str) -> None:

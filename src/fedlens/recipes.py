@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import tomllib
 import types
@@ -19,6 +20,7 @@ from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, Unit, UpdateAndBit
 from fedlens.transforms import TRANSFORMS
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 
 
@@ -48,7 +50,7 @@ class Bug(_Table):
 class Columns(_Table):
     """An .npz file and the names of its arrays."""
 
-    path: str
+    path: Path
     images: str = "x"
     labels: str = "y"
     users: str | None = None
@@ -56,7 +58,7 @@ class Columns(_Table):
 
 class Data(_Table):
     source: Literal["digits", "npz", "population"]
-    path: str | None = None
+    path: Path | None = None
     images: str = "x"
     labels: str | None = "y"
     users: str = "user"
@@ -73,7 +75,7 @@ class Data(_Table):
 class Primary(_Table):
     """The model whose mistakes are looked into: a file, or one trained here on public data."""
 
-    model: str | None = None
+    model: Path | None = None
     public: Columns | None = None  # digits bring their own
     widths: tuple[PositiveInt, ...] = (16, 32)
     epochs: PositiveInt = 40
@@ -158,7 +160,7 @@ class Networks(_Table):
 
     size: Literal["paper", "small"] = "small"
     critic_widths: tuple[PositiveInt, ...] | None = None
-    critic_hidden: PositiveInt | None = None
+    critic_hidden: Annotated[int, Field(ge=0)] | None = None  # 0 for no hidden layer
     generator_latent: PositiveInt | None = None
     generator_hidden: PositiveInt | None = None
     generator_widths: tuple[PositiveInt, ...] | None = None

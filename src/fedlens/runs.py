@@ -15,11 +15,13 @@ secret its noise is derived from) lies beside the ledger, readable by its owner 
 
 import dataclasses
 import datetime
+import functools
 import json
 import pathlib
 import platform
 import secrets
 import time
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +69,9 @@ class Run:
         cls, recipe: Recipe, out: pathlib.Path, *, ledger_path: pathlib.Path, seed: int | None, device: str
     ) -> "Run":
         """Writes down the promise. No data is read."""
+        source = recipe.data.path
+        if source is not None and not pathlib.Path(source).exists():
+            raise DataError(f"Expected private data at {source}; there is nothing.")
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         run = cls(folder=folder, recipe=recipe, ledger_path=ledger_path, seed=seed, device=device)
         folder.mkdir(parents=True)
@@ -110,6 +115,7 @@ class Run:
 
     def executed(self, watch: Watcher) -> Report:
         """Trains what is not trained yet, then reports. Safe to interrupt at any point and to call again."""
+        torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
         book = Ledger(self.ledger_path)
         population, primary = self._private_side()
         models, warnings = [], []
@@ -191,24 +197,20 @@ class Run:
         chosen = self._selected(selection, population, primary)
         randomness = self._randomness(selection)
         account = self.recipe.account(self.name, selection, randomness.simulated)
-        door = {"ledger": book, "account": account, "randomness": randomness}
+        door = functools.partial(SimulatedCurator, chosen, ledger=book, account=account, randomness=randomness)
         count_plan, train_plan = self.recipe.plans()
-        head_count = SimulatedCurator(chosen, count_plan, stage="count", engine=Engine(), **door).noisy_mean(
-            present, {}
-        )
+        head_count = door(plan=count_plan, stage="count", engine=Engine()).noisy_mean(present, {})
         files.write(folder / "count.json", json.dumps({"noisy_users": round(float(head_count["users"]), 1)}))
         if head_count["users"] < self.recipe.privacy.minimum_users:
             return None
         algorithm = self.recipe.algorithm()
         state, engine = self._resumed(folder) or (algorithm.start(), None)
-        curator = SimulatedCurator(
-            chosen,
-            train_plan,
+        curator = door(
+            plan=train_plan,
             examples_per_unit=algorithm.examples_per_unit,
             engine=engine,
             device=self.device,
             position=int(state["round"]),
-            **door,
         )
         state = self._rounds(algorithm.run(curator, trees.moved(state, self.device)), state, curator, folder, watch)
         model = Model(
@@ -223,7 +225,9 @@ class Run:
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         return model
 
-    def _rounds(self, states, state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher) -> Tree:
+    def _rounds(
+        self, states: Iterator[Tree], state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher
+    ) -> Tree:
         """Lets the algorithm run, saving as it goes; what was not saved when a run breaks off is done again, free."""
         saved_at, started, first = time.monotonic(), time.monotonic(), int(state["round"])
         try:
@@ -294,14 +298,15 @@ class Run:
         samples = [model.sampled(SAMPLED, self.recipe.seed) for model in models]
         for side in samples:
             side.save(self.folder / "samples" / f"{side.label}.safetensors")
-        if samples:
-            report = contrast(
-                *samples, title=self.recipe.name, primary=primary, warnings=warnings, provenance=provenance
-            )
-        else:
-            report = Report.empty(title=self.recipe.name, warnings=warnings, provenance=provenance)
+        # The joint guarantee covers every group, also one whose model was not trained: it was counted.
         spendings = [book.spending(f"{self.name}/{selection}") for selection in self.recipe.selections]
-        return dataclasses.replace(report, guarantee=ledger.guarantee(spendings, self.recipe.privacy.delta))
+        joint = ledger.guarantee(spendings, self.recipe.privacy.delta)
+        if not samples:
+            return Report(
+                title=self.recipe.name, findings=(), guarantee=joint, warnings=warnings, provenance=provenance
+            )
+        report = contrast(*samples, title=self.recipe.name, primary=primary, warnings=warnings, provenance=provenance)
+        return dataclasses.replace(report, guarantee=joint)
 
     def _close(self) -> None:
         hashes = {

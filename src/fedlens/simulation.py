@@ -1,13 +1,13 @@
 """PRIVATE. The embedded curator: contributions vectorised over units, exact sums, noise; the engine times itself."""
 
 import concurrent.futures
-import contextlib
 import dataclasses
 import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,34 +20,31 @@ from fedlens.privacy import Plan
 from fedlens.randomness import Randomness
 from fedlens.trees import Tree
 
-Run = Callable[[Contribute, Tree, Tree, Tree], tuple[Tree, Tree]]
+Run = Callable[[Contribute, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
+Result = TypeVar("Result")
+Item = TypeVar("Item")
 
 
-def vectorised(contribute: Contribute, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+def vectorised(contribute: Contribute, message: Tree, examples: Tree, memory: Tree, shape: Tree) -> tuple[Tree, Tree]:
     return torch.func.vmap(contribute, in_dims=(None, 0, 0))(message, examples, memory)
 
 
-def one_by_one(contribute: Contribute, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+def one_by_one(contribute: Contribute, message: Tree, examples: Tree, memory: Tree, shape: Tree) -> tuple[Tree, Tree]:
     """The same answer in plain Python: the oracle of `vectorised`, and what a chunk of one unit runs as.
 
-    A unit whose contribution fails or has the wrong shape sends zeros and keeps its memory; nobody is told.
+    A unit whose contribution fails or is not of the expected `shape` sends zeros and keeps its memory; nobody is told.
     """
-    blank = {name: torch.zeros_like(leaf[0]) for name, leaf in examples.items()}
-    shape = None
     results = []
     for unit in range(len(examples["mask"])):
         kept = trees.row(memory, unit)
         try:
             contribution, new = contribute(message, trees.row(examples, unit), kept)
-            shape = shape or contribute(message, blank, kept)[0]
             fits = trees.same_shape(contribution, shape) and trees.same_shape(new, kept)
         except Exception:
-            shape = shape or contribute(message, blank, kept)[0]
             fits = False
         results.append((contribution, new) if fits else (trees.zeros(shape), kept))
-    return trees.stacked([contribution for contribution, _ in results]), trees.stacked(
-        [new for _, new in results]
-    ) if memory else {}
+    contributions = trees.stacked([contribution for contribution, _ in results])
+    return contributions, trees.stacked([new for _, new in results]) if memory else {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,50 +56,72 @@ class Engine:
     workers: int = 1
     run: Run | None = None  # the tests' way to force `one_by_one`
 
-    def results(
-        self, contribute: Contribute, message: Tree, chunks: Iterator[tuple[Tree, Tree]]
-    ) -> Iterator[tuple[Tree, Tree]]:
-        """Contributions and memories, chunk by chunk, in order."""
+    def contributions(
+        self, contribute: Contribute, message: Tree, examples: Tree, memory: Tree, shape: Tree
+    ) -> tuple[Tree, Tree]:
+        """Of one chunk; one bad unit neither stops the others nor is heard of."""
+        examples, memory = trees.moved(examples, self.device), trees.moved(memory, self.device)
+        run = self.run or (vectorised if len(examples["mask"]) > 1 else one_by_one)
+        with torch.no_grad():
+            try:
+                answer = run(contribute, message, examples, memory, shape)
+                if trees.same_shape(answer[0], _repeated(shape, len(examples["mask"]))):
+                    return answer
+            except Exception:  # whatever it says may quote private data
+                pass
+            return one_by_one(contribute, message, examples, memory, shape)
 
-        def work(chunk: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
-            examples, memory = (trees.moved(tree, self.device) for tree in chunk)
-            run = self.run or (vectorised if len(examples["mask"]) > 1 else one_by_one)
-            with torch.no_grad():
-                try:
-                    return run(contribute, message, examples, memory)
-                except Exception:  # one bad unit must not stop the round, nor be heard of
-                    return one_by_one(contribute, message, examples, memory)
-
-        with _threads(self.workers) as ordered_map:
-            yield from ordered_map(work, chunks)
+    def each(self, work: Callable[[Item], Result], chunks: Iterable[Item]) -> Iterator[Result]:
+        """`map` in order: in this thread, or in several that compute with one core each, a few chunks ahead."""
+        if self.workers == 1:
+            yield from map(work, chunks)
+            return
+        cores = torch.get_num_threads()
+        waiting: list[concurrent.futures.Future[Result]] = []
+        try:
+            with concurrent.futures.ThreadPoolExecutor(
+                self.workers, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                for chunk in chunks:
+                    waiting.append(pool.submit(work, chunk))
+                    if len(waiting) > self.workers:
+                        yield waiting.pop(0).result()
+                for future in waiting:
+                    yield future.result()
+        finally:
+            torch.set_num_threads(cores)
 
     @classmethod
     def measured(
-        cls, contribute: Contribute, message: Tree, blank: Tree, memory: Tree, *, device: str, units: int
+        cls, contribute: Contribute, message: Tree, blank: Tree, memory: Tree, shape: Tree, *, device: str, units: int
     ) -> "Engine":
         """The fastest setting, found by timing made-up units of the right shape; a plain loop is always a candidate."""
+        unit = {name: _made_up(leaf) for name, leaf in blank.items()}
         best, best_rate = cls(device=device), 0.0
         for workers in sorted({1, 1 if device != "cpu" else os.cpu_count() or 1}):
-            chunk, previous = 1, 0.0
-            while chunk <= max(1, units):
-                engine = cls(device=device, chunk=chunk, workers=workers)
-                rate = engine._rate(contribute, message, blank, memory)
+            previous = 0.0
+            for chunk in (1, 4, 16, 64, 256, 1024):
+                engine = cls(device=device, chunk=min(chunk, max(1, units)), workers=workers)
+                rate = engine._rate(contribute, message, unit, memory, shape)
                 if rate > best_rate:
                     best, best_rate = engine, rate
-                if rate < 0.9 * previous:
+                if rate < 1.05 * previous or chunk >= units:  # larger chunks cost memory and must pay for it
                     break
-                chunk, previous = 4 * chunk, rate
+                previous = rate
         return best
 
-    def _rate(self, contribute: Contribute, message: Tree, blank: Tree, memory: Tree) -> float:
+    def _rate(self, contribute: Contribute, message: Tree, unit: Tree, memory: Tree, shape: Tree) -> float:
         """Units a second, from the second of two goes; 0 where the device's memory does not suffice."""
-        unit = {name: _made_up(leaf) for name, leaf in blank.items()}
-        chunk = _repeated(unit, self.chunk), _repeated(memory, self.chunk)
+        examples, memories = _repeated(unit, self.chunk), _repeated(memory, self.chunk)
+
+        def work(_: int) -> float:
+            contributions, _memory = self.contributions(contribute, message, examples, memories, shape)
+            return float(trees.norm(contributions))  # waits for the device
+
         try:
             for _ in range(2):
                 start = time.perf_counter()
-                for contribution, _ in self.results(contribute, message, iter([chunk] * self.workers)):
-                    float(trees.norm(contribution))  # waits for the device
+                list(self.each(work, range(self.workers)))
             return self.chunk * self.workers / (time.perf_counter() - start)
         except torch.OutOfMemoryError:
             return 0.0
@@ -114,32 +133,6 @@ def _repeated(tree: Tree, times: int) -> Tree:
 
 def _made_up(leaf: torch.Tensor) -> torch.Tensor:
     return torch.rand(leaf.shape).mul(200).to(leaf.dtype) if leaf.dim() > 1 else torch.ones_like(leaf)
-
-
-@contextlib.contextmanager
-def _threads(workers: int) -> Iterator[Callable[..., Iterator[tuple[Tree, Tree]]]]:
-    """`map`, in this thread or in several that compute with one core each and stay a few chunks ahead."""
-    if workers == 1:
-        yield map
-        return
-    cores = torch.get_num_threads()
-
-    def ahead(
-        work: Callable[..., tuple[Tree, Tree]], chunks: Iterator[tuple[Tree, Tree]]
-    ) -> Iterator[tuple[Tree, Tree]]:
-        waiting: list[concurrent.futures.Future[tuple[Tree, Tree]]] = []
-        for chunk in chunks:
-            waiting.append(pool.submit(work, chunk))
-            if len(waiting) > workers:
-                yield waiting.pop(0).result()
-        for future in waiting:
-            yield future.result()
-
-    try:
-        with concurrent.futures.ThreadPoolExecutor(workers, initializer=lambda: torch.set_num_threads(1)) as pool:
-            yield ahead
-    finally:
-        torch.set_num_threads(cores)
 
 
 class SimulatedCurator:
@@ -166,6 +159,7 @@ class SimulatedCurator:
         self._randomness, self._stage, self._examples_per_unit = randomness, stage, examples_per_unit
         self._position = position
         self._memory = memory or {}  # PRIVATE: one row per unit
+        self._shapes: dict[str, Tree] = {}
         self._device = engine.device if engine else device
         self.engine = engine
 
@@ -187,14 +181,19 @@ class SimulatedCurator:
 
     def _shape(self, contribute: Contribute, message: Tree) -> Tree:
         """What a contribution looks like, learnt from a unit without data: a faulty method fails here, openly."""
-        blank = trees.moved(self._population.blank(self._width), self._device)
-        memory = {name: torch.zeros_like(leaf[0], device=self._device) for name, leaf in self._memory.items()}
-        with torch.no_grad():
-            contribution, _ = contribute(message, blank, memory)
-        if self.engine is None:
-            expected = max(1, int(self._plan.expected_contributors))
-            self.engine = Engine.measured(contribute, message, blank, memory, device=self._device, units=expected)
-        return contribution
+        key = contribute.__qualname__ + str({name: leaf.shape for name, leaf in message.items()})
+        if key not in self._shapes:
+            blank = trees.moved(self._population.blank(self._width), self._device)
+            memory = {name: torch.zeros_like(leaf[0], device=self._device) for name, leaf in self._memory.items()}
+            with torch.no_grad():
+                shape, _ = contribute(message, blank, memory)
+            self._shapes[key] = {name: torch.zeros_like(leaf) for name, leaf in shape.items()}
+            if self.engine is None:
+                units = max(1, int(self._plan.expected_contributors))
+                self.engine = Engine.measured(
+                    contribute, message, blank, memory, shape, device=self._device, units=units
+                )
+        return self._shapes[key]
 
     @property
     def _width(self) -> int:
@@ -215,27 +214,29 @@ class SimulatedCurator:
         return hashlib.sha256(json.dumps(names).encode()).hexdigest()
 
     def _bounded_sum(self, contribute: Contribute, message: Tree, cohort: np.ndarray, shape: Tree, label: str) -> Tree:
-        """The exact sum of bounded contributions, in steps of the plan's grid.
+        """The exact sum of bounded contributions.
 
-        Every contribution is cut towards zero to whole steps, and doubles add up to 2^53 steps exactly; so the sum does
-        not depend on the order, and one unit moves it by its own bounded contribution and nothing else.
+        Every contribution is cut towards zero to whole steps of the plan's grid, and doubles add up to 2^53 steps
+        exactly; so the sum does not depend on the order, and one unit moves it by its own bounded contribution and
+        nothing else.
         """
-        assert self.engine is not None
-        total = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in shape.items()}
-        pieces = [cohort[at : at + self.engine.chunk] for at in range(0, len(cohort), self.engine.chunk)]
-        results = self.engine.results(contribute, message, (self._chunk(piece, label) for piece in pieces))
-        for piece, (contributions, memory) in zip(pieces, results, strict=True):
-            if not trees.same_shape(contributions, _repeated(shape, len(piece))):
-                continue  # malformed: counts as zero
-            for name, leaf in torch.func.vmap(self._plan.bound)(contributions).items():
-                total[name] += torch.trunc(leaf / self._plan.grid).sum(0, dtype=torch.float64)
-            for name, leaf in memory.items():
-                self._memory[name][piece] = leaf.to(self._memory[name].device)
-        return trees.scaled(total, self._plan.grid)
+        engine, grid = self.engine or Engine(device=self._device), self._plan.grid
 
-    def _chunk(self, units: np.ndarray, label: str) -> tuple[Tree, Tree]:
-        examples = self._population.take(units, self._width, self._randomness, f"{label}/examples")
-        return examples, {name: leaf[units] for name, leaf in self._memory.items()}
+        def work(units: np.ndarray) -> tuple[Tree, Tree]:
+            examples = self._population.take(units, self._width, self._randomness, f"{label}/examples")
+            memory = {name: leaf[units] for name, leaf in self._memory.items()}
+            contributions, memory = engine.contributions(contribute, message, examples, memory, shape)
+            bounded = torch.func.vmap(self._plan.bound)(contributions)
+            steps = {name: torch.trunc(leaf * (1 / grid)).sum(0, dtype=torch.float64) for name, leaf in bounded.items()}
+            return steps, memory
+
+        total = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in shape.items()}
+        chunks = [cohort[at : at + engine.chunk] for at in range(0, len(cohort), engine.chunk)]
+        for units, (steps, memory) in zip(chunks, engine.each(work, chunks), strict=True):
+            total = trees.add(total, steps)
+            for name, leaf in memory.items():
+                self._memory[name][units] = leaf.to(self._memory[name].device)
+        return trees.scaled(total, grid)
 
     def _released(self, total: Tree, query: str) -> Tree:
         """Noise on the sum, both on one power-of-two grid; then the public divisor."""

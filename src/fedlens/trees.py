@@ -1,15 +1,18 @@
 """Arithmetic on trees: flat dicts of tensors, such as the parameters of a model."""
 
+import concurrent.futures
 import hashlib
 from collections.abc import Mapping
 
 import torch
 
 Tree = dict[str, torch.Tensor]
+_PIECE = 2**21  # bytes hashed at a time
+SHY = 1 - 1e-6  # what bounds are multiplied with, so that single precision cannot round over them
 
 
 def add(left: Tree, right: Tree, scale: float = 1.0) -> Tree:
-    return {name: leaf + scale * right[name] for name, leaf in left.items()}
+    return {name: torch.add(leaf, right[name], alpha=scale) for name, leaf in left.items()}
 
 
 def scaled(tree: Tree, factor: float | torch.Tensor) -> Tree:
@@ -42,7 +45,7 @@ def clipped(tree: Tree, max_norm: float) -> Tree:
     tensor([0., 0.])
     """
     size = norm(tree)
-    factor = ((1 - 1e-6) * max_norm / size.clamp(min=1e-30)).clamp(max=1.0)
+    factor = (SHY * max_norm / size.clamp(min=1e-30)).clamp(max=1.0)
     return {name: torch.where(size.isfinite(), factor.to(leaf.dtype) * leaf, 0.0) for name, leaf in tree.items()}
 
 
@@ -84,12 +87,16 @@ def same_shape(left: Mapping[str, torch.Tensor], right: Mapping[str, torch.Tenso
 
 
 def digest(tree: Tree) -> str:
-    """A SHA-256 over names, types, shapes and bytes."""
+    """A SHA-256 over names, types, shapes and bytes: of pieces first, side by side, then of their digests."""
     total = hashlib.sha256()
-    for name in sorted(tree):
-        leaf = tree[name].detach().cpu().contiguous()
-        total.update(f"{name} {leaf.dtype} {tuple(leaf.shape)};".encode())
-        total.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if leaf.numel() else b"")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for name in sorted(tree):
+            leaf = tree[name].detach().cpu().contiguous()
+            total.update(f"{name} {leaf.dtype} {tuple(leaf.shape)};".encode())
+            data = memoryview(leaf.reshape(-1).view(torch.uint8).numpy().data) if leaf.numel() else memoryview(b"")
+            pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
+            for piece in pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces):
+                total.update(piece)
     return total.hexdigest()
 
 

@@ -164,10 +164,15 @@ def _run(side: Samples) -> dict[str, object]:
         "run": side.spending.account.run,
         "label": side.label,
         "releases": releases,
-        "epsilon": side.guarantee.to_dict()["epsilon"],
+        "guarantee": side.guarantee.headline,
     }
 
 
 def _picture(side: Samples) -> Picture:
     png = pictures.png_bytes(side.images[:SHOWN])
-    return Picture(run=side.spending.account.run, label=side.label, file=f"samples/{side.label}.png", png=png)
+    return Picture(
+        run=side.spending.account.run,
+        label=side.label,
+        file=f"samples/{side.spending.account.run.replace('/', '-')}.png",
+        png=png,
+    )

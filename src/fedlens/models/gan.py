@@ -52,17 +52,13 @@ class ConvCritic:
         return params | {"score.weight": _glorot((1, self.hidden or features), rng), "score.bias": torch.zeros(1)}
 
     def score(self, params: Tree, images: torch.Tensor) -> torch.Tensor:
-        layers = self._layers(params, images)
-        return (layers[-1] @ params["score.weight"].T + params["score.bias"]).squeeze(-1)
-
-    def _layers(self, params: Tree, images: torch.Tensor) -> list[torch.Tensor]:
-        """Images, the activations of every layer, and last what the score is read from."""
-        layers = [images]
+        x = images
         for i in range(len(self.widths)):
-            layers.append(F.leaky_relu(_down(layers[-1], params[f"conv{i}.weight"], params[f"conv{i}.bias"]), LEAK))
+            x = F.leaky_relu(F.conv2d(x, params[f"conv{i}.weight"], params[f"conv{i}.bias"], stride=2, padding=1), LEAK)
+        x = x.flatten(1)
         if self.hidden:
-            layers.append(F.leaky_relu(layers[-1].flatten(1) @ params["hidden.weight"].T, LEAK))
-        return layers if self.hidden else [*layers, layers[-1].flatten(1)]
+            x = F.leaky_relu(x @ params["hidden.weight"].T, LEAK)
+        return (x @ params["score.weight"].T + params["score.bias"]).squeeze(-1)
 
     def gradient(
         self,
@@ -79,35 +75,44 @@ class ConvCritic:
         layer l" is a chain of transposed layers, the same for the score's own gradient and for dD/dx. The penalty's
         gradient sends dP/d(dD/dx) forward through the layers once more. Equal to double backward, at half its price.
         """
-        ends = 2 * len(real)
+        ops = Products if real.is_cuda else Convolutions
+        ends = 2 * len(real)  # rows up to here are real and fake, and the score's gradient; the rest is the penalty's
         signed = torch.cat([-weight, weight])
-        layers = self._layers(params, torch.cat([real, fake, mixed]))
-        convs, top = layers[1 : len(self.widths) + 1], layers[-1]
-        felt = felt_hidden = params["score.weight"].expand_as(top)
+        kernels = [params[f"conv{i}.weight"] for i in range(len(self.widths))]
+
+        layers, seen = [ops.entered(torch.cat([real, fake, mixed]))], []
+        for i, kernel in enumerate(kernels):
+            y, kept = ops.down(layers[-1], kernel, params[f"conv{i}.bias"])
+            layers.append(F.leaky_relu(y, LEAK))
+            seen.append(kept)
+        flat = top = ops.flat(layers[-1])
+        if self.hidden:
+            top = F.leaky_relu(flat @ params["hidden.weight"].T, LEAK)
+
+        felt = felt_hidden = torch.cat([signed, torch.ones_like(weight)])[:, None] * params["score.weight"]
         if self.hidden:
             felt_hidden = _slope(felt, top)
             felt = felt_hidden @ params["hidden.weight"]
-        felt = felt.unflatten(1, convs[-1].shape[1:])
+        felt = ops.unflat(felt, layers[-1])
         felts: list[torch.Tensor] = []
-        for i in reversed(range(len(convs))):
-            felts.insert(0, felt := _slope(felt, convs[i]))
+        for i in reversed(range(len(kernels))):
+            felts.insert(0, felt := _slope(felt, layers[i + 1]))
             if i:
-                felt = _up(felt, params[f"conv{i}.weight"], layers[i])
-        push = _up(felt[ends:], params["conv0.weight"], layers[0][ends:])  # dD/dx at the mixed images
+                felt = ops.up(felt, kernels[i], layers[i])
+        push = ops.up(felt[ends:], kernels[0], layers[0][ends:])  # dD/dx at the mixed images
         size = (push.flatten(1).square().sum(1) + 1e-10).sqrt()
-        push = push * _per_row(2 * penalty * weight * (size - 1) / size, push)
+        push = push * (2 * penalty * weight * (size - 1) / size)[:, None, None, None]
+
         out = {}
-        for i, felt in enumerate(felts):
-            kernel, pulled = params[f"conv{i}.weight"], felt[:ends] * _per_row(signed, felt)
-            out[f"conv{i}.weight"] = _kernel_gradient(layers[i][:ends], pulled, kernel) + _kernel_gradient(
-                push, felt[ends:], kernel
-            )
-            out[f"conv{i}.bias"] = pulled.sum((0, 2, 3))
-            push = _slope(_down(push, kernel), convs[i][ends:])
-        push = push.flatten(1)
+        for i, kernel in enumerate(kernels):
+            y, kept = ops.down(push, kernel)
+            score_part = ops.kernel_gradient(seen[i][: len(seen[i]) // 3 * 2], felts[i][:ends], kernel)
+            out[f"conv{i}.weight"] = score_part + ops.kernel_gradient(kept, felts[i][ends:], kernel)
+            out[f"conv{i}.bias"] = ops.channel_sum(felts[i][:ends])
+            push = _slope(y, layers[i + 1][ends:])
+        push = ops.flat(push)
         if self.hidden:
-            flat = convs[-1].flatten(1)[:ends] * signed[:, None]
-            out["hidden.weight"] = felt_hidden.T @ torch.cat([flat, push])
+            out["hidden.weight"] = felt_hidden.T @ torch.cat([flat[:ends], push])
             push = _slope(push @ params["hidden.weight"].T, top[ends:])
         out["score.weight"] = (signed @ top[:ends] + push.sum(0))[None]
         return out | {"score.bias": signed.sum()[None]}
@@ -196,45 +201,96 @@ class Gan:
         return torch.cat(batches)[:count]
 
 
-def _down(x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Convolution 4x4, stride 2, padding 1; on a GPU as matrix products, since kernels differ from unit to unit."""
-    if not x.is_cuda:
-        return F.conv2d(x, kernel, bias, stride=2, padding=1)
-    y = _patches(x) @ kernel.flatten(1).T
-    return (y if bias is None else y + bias).transpose(1, 2).unflatten(2, (x.shape[2] // 2, x.shape[3] // 2))
+class Convolutions:
+    """A 4x4 convolution of stride 2 and what its gradient needs, by the library's kernels: fastest on a CPU."""
 
+    @staticmethod
+    def entered(images: torch.Tensor) -> torch.Tensor:
+        return images
 
-def _up(y: torch.Tensor, kernel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """The transpose of `_down`; `like` has the shape of the result."""
-    if not y.is_cuda:
+    @staticmethod
+    def flat(x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)
+
+    @staticmethod
+    def unflat(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return flat.unflatten(1, like.shape[1:])
+
+    @staticmethod
+    def channel_sum(x: torch.Tensor) -> torch.Tensor:
+        return x.sum((0, 2, 3))
+
+    @staticmethod
+    def down(
+        x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The convolution, and what `kernel_gradient` wants to see of x."""
+        return F.conv2d(x, kernel, bias, stride=2, padding=1), x
+
+    @staticmethod
+    def up(y: torch.Tensor, kernel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """The transpose of `down`; `like` has the shape of the result."""
         return _aten.convolution_backward(y, like, kernel, None, *_SHAPE, [True, False, False])[0]
-    rows, _, high, wide = y.shape
-    taps = (y.flatten(2).transpose(1, 2) @ kernel.flatten(1)).reshape(rows, high, wide, kernel.shape[1], 2, 2, 2, 2)
-    taps = taps.permute(4, 6, 0, 3, 1, 5, 2, 7)  # [shift y, shift x, rows, channels, high, phase y, wide, phase x]
-    total = torch.stack([F.pad(taps[v, h], (0, 0, h, 1 - h, 0, 0, v, 1 - v)) for v in (0, 1) for h in (0, 1)]).sum(0)
-    return total.reshape(rows, kernel.shape[1], 2 * high + 2, 2 * wide + 2)[:, :, 1:-1, 1:-1]
+
+    @staticmethod
+    def kernel_gradient(seen: torch.Tensor, y: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        """d/d kernel of sum(y * down(x))."""
+        return _aten.convolution_backward(y, seen, kernel, None, *_SHAPE, [False, True, False])[1]
 
 
-def _kernel_gradient(x: torch.Tensor, y: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-    """d/d kernel of sum(y * _down(x, kernel))."""
-    if not x.is_cuda:
-        return _aten.convolution_backward(y, x, kernel, None, *_SHAPE, [False, True, False])[1]
-    return (y.flatten(2).transpose(1, 2).flatten(0, 1).T @ _patches(x).flatten(0, 1)).reshape(kernel.shape)
+class Products:
+    """The same as products of matrices, channels last: fastest on a GPU, where every unit has kernels of its own."""
+
+    @staticmethod
+    def entered(images: torch.Tensor) -> torch.Tensor:
+        return images.permute(0, 2, 3, 1)
+
+    @staticmethod
+    def flat(x: torch.Tensor) -> torch.Tensor:
+        return x.permute(0, 3, 1, 2).flatten(1)
+
+    @staticmethod
+    def unflat(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        high, wide, channels = like.shape[1:]
+        return flat.unflatten(1, (channels, high, wide)).permute(0, 2, 3, 1)
+
+    @staticmethod
+    def channel_sum(x: torch.Tensor) -> torch.Tensor:
+        return x.sum((0, 1, 2))
+
+    @staticmethod
+    def down(
+        x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, high, wide, _ = x.shape
+        windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 4, 2).unfold(2, 4, 2)  # [rows, h/2, w/2, channels, 4, 4]
+        patches = windows.permute(0, 1, 2, 4, 5, 3).reshape(rows * high * wide // 4, -1)
+        y = patches @ _as_matrix(kernel)
+        return (y if bias is None else y + bias).view(rows, high // 2, wide // 2, -1), patches
+
+    @staticmethod
+    def up(y: torch.Tensor, kernel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        rows, high, wide, width = y.shape
+        taps = (y.reshape(-1, width) @ _as_matrix(kernel).T).view(rows, high, wide, 2, 2, 2, 2, -1)
+        total = taps.new_zeros(rows, high + 1, 2, wide + 1, 2, taps.shape[-1])
+        for v in (0, 1):  # of the four rows of a kernel, two fall on either of two neighbouring pairs of pixels
+            for h in (0, 1):
+                total[:, v : v + high, :, h : h + wide] += taps[:, :, :, v, :, h].permute(0, 1, 3, 2, 4, 5)
+        return total.reshape(rows, 2 * high + 2, 2 * wide + 2, -1)[:, 1:-1, 1:-1]
+
+    @staticmethod
+    def kernel_gradient(seen: torch.Tensor, y: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        matrix = seen.T @ y.reshape(len(seen), -1)
+        return matrix.view(4, 4, kernel.shape[1], kernel.shape[0]).permute(3, 2, 0, 1)
 
 
-def _patches(x: torch.Tensor) -> torch.Tensor:
-    """[rows, channels, h, w] -> [rows, h/2 * w/2, channels * 16]"""
-    windows = F.pad(x, (1, 1, 1, 1)).unfold(2, 4, 2).unfold(3, 4, 2)
-    return windows.permute(0, 2, 3, 1, 4, 5).reshape(len(x), -1, 16 * x.shape[1])
+def _as_matrix(kernel: torch.Tensor) -> torch.Tensor:
+    return kernel.permute(2, 3, 1, 0).reshape(-1, len(kernel))
 
 
 def _slope(felt: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
     """`felt`, times the slope of the leaky ReLU that made `activation`."""
     return _aten.leaky_relu_backward(felt, activation, LEAK, False)
-
-
-def _per_row(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return values.view(-1, *[1] * (like.dim() - 1))
 
 
 def _normalised(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,7 @@ class UpdateAndBit:
         """An update that is not finite silences its bit too: a broken unit sends all zeros."""
         finite = torch.stack([leaf.isfinite().all() for leaf in contribution.values()]).all()
         update = trees.clipped({key: leaf for key, leaf in contribution.items() if key != "within"}, 1.0)
-        within = contribution["within"].clamp(-self.bit, self.bit)
+        within = contribution["within"].clamp(-self.bit, self.bit) * trees.SHY
         return {key: torch.where(finite, leaf, 0.0) for key, leaf in (update | {"within": within}).items()}
 
 

@@ -35,7 +35,10 @@ class Guarantee:
 
     @property
     def headline(self) -> str:
-        size = f"{self.epsilon:.2f}" if math.isfinite(self.epsilon) else "INFINITE (no protection)"
+        up = (
+            math.ceil(self.epsilon * 100 - 1e-9) / 100 if math.isfinite(self.epsilon) else math.inf
+        )  # never rounded down
+        size = f"{up:.2f}" if math.isfinite(up) else "INFINITE (no protection)"
         warning = ", SIMULATED: seeded noise protects nobody" if self.simulated else ""
         return f"epsilon {size} at delta {self.delta:g} per {self.unit} ({self.neighbours}){warning}"
 

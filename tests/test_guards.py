@@ -1,0 +1,113 @@
+"""The tests guard the promise: take one part of it out of the code, and some test must fail."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import fedlens
+
+SOURCE = pathlib.Path(fedlens.__file__).parent
+TESTS = pathlib.Path(__file__).parent
+
+# What is taken out: (file, text, replacement, a test of tests/test_simulation.py that must notice).
+MUTATIONS = {
+    "the clip": (
+        "privacy/bounds.py",
+        "return trees.clipped(contribution, self.norm)",
+        "return contribution",
+        "test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound",
+    ),
+    "the guard against numbers that are not finite": (
+        "trees.py",
+        "torch.where(size.isfinite(), factor.to(leaf.dtype) * leaf, 0.0)",
+        "factor.to(leaf.dtype) * leaf",
+        "test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_count",
+    ),
+    "the noise": (
+        "simulation.py",
+        "torch.round(self._plan.stddev * piece / grid) * grid",
+        "0.0 * piece",
+        "test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
+    ),
+    "a tenth of the noise": (
+        "simulation.py",
+        "torch.round(self._plan.stddev * piece / grid) * grid",
+        "torch.round(0.9 * self._plan.stddev * piece / grid) * grid",
+        "test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
+    ),
+    "the constant divisor": (
+        "simulation.py",
+        "return self._released(total, query)",
+        "return trees.scaled(self._released(total, query), self._plan.expected_contributors / max(1, len(cohort)))",
+        "test_the_divisor_is_the_promised_constant_not_the_cohort",
+    ),
+    "the charge": (
+        "simulation.py",
+        "self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)",
+        "pass",
+        "test_a_release_is_charged_before_data_is_read",
+    ),
+    "the question in the name of the noise": (
+        "simulation.py",
+        'f"{query}/noise"',
+        '"noise"',
+        "test_another_question_meets_other_noise_and_is_charged[another message]",
+    ),
+    "the limit of the plan": (
+        "ledger.py",
+        "if len(rows) >= plan.releases:",
+        "if False:",
+        "test_a_fresh_curator_cannot_go_beyond_the_plan_either",
+    ),
+    "the cut to whole steps": (
+        "simulation.py",
+        "torch.trunc(leaf * (1 / grid))",
+        "(leaf * (1 / grid))",
+        "test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
+    ),
+}
+
+
+def run(source, *arguments):
+    """Python with this copy of the package in front of the installed one."""
+    surroundings = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=TESTS.parent, env=surroundings, capture_output=True, text=True, timeout=120
+    )
+
+
+def pytest_on(source, *names):
+    chosen = [f"{TESTS / 'test_simulation.py'}::{name}" for name in names]
+    return run(source, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *chosen)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    shutil.copytree(SOURCE, tmp_path / "fedlens", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def test_the_copy_is_what_the_tests_would_run(copy):
+    (copy / "fedlens" / "trees.py").write_text("WHOSE = 'the copy'")
+    assert run(copy, "-c", "from fedlens import trees; print(trees.WHOSE)").stdout.strip() == "the copy"
+
+
+def test_nothing_fails_while_nothing_is_taken_out(copy):
+    done = pytest_on(copy, *dict.fromkeys(test for *_, test in MUTATIONS.values()))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("part", MUTATIONS)
+def test_some_test_fails_without(copy, part):
+    name, text, replacement, test = MUTATIONS[part]
+    path = copy / "fedlens" / name
+    assert path.read_text().count(text) == 1, f"Expected {text!r} once in {name}: name the new place of {part}."
+    path.write_text(path.read_text().replace(text, replacement))
+    done = pytest_on(copy, test)
+    assert done.returncode == 1, done.stdout + done.stderr  # 1: tests failed; 2 and above: they did not run
+    assert " failed" in done.stdout
+    assert "error" not in done.stdout.splitlines()[-1]
