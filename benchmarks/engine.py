@@ -7,7 +7,8 @@ All do DP-FedAvg-GAN's local work for every user of a round: critic SGD on WGAN-
 - lean loop:  the gradient penalty as a first-order chain (no double backward), fakes shared by the round.
 - engine:     `SimulatedCurator`, with the chunk and workers it measured for itself.
 Loops cost the same for every user, so they are timed on a few and compared by rate; the engine does whole rounds.
-Timings alternate between the three; the table shows medians. Peak memory comes from one process for each.
+Timings alternate between the three; the table shows medians. Peak memory is that of a process of its own on a CPU
+(for the paper's networks with at most 30 users: it does not grow with them), of the round on a GPU.
 """
 
 import argparse
@@ -19,6 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -137,7 +139,7 @@ class Round:
                 sampling=Everyone(),
                 bound=L2Clip(norm=CLIP),
                 noise_multiplier=1.0,
-                releases=1000,
+                releases=2000,  # enough to make compiling worth while where it helps
                 expected_contributors=float(self.users),
             )
             self.curator = SimulatedCurator(
@@ -169,7 +171,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
     return time.perf_counter() - start
 
 
-def measured(network: str, users: int, device: str, repeats: int) -> dict[str, object]:
+def measured(network: str, users: int, device: str, repeats: int) -> dict[str, Any]:
     work = Round(NETWORKS[network], users, device)
     few = min(users, (10 if network == "paper" else 50) if device == "cpu" else 20)
     ways = {
@@ -177,40 +179,33 @@ def measured(network: str, users: int, device: str, repeats: int) -> dict[str, o
         "lean": (lambda: work.lean(few), few),
         "engine": (work.engine, users),
     }
-    for way, _ in ways.values():
-        way()  # warm up; the engine measures itself
     rates: dict[str, list[float]] = {name: [] for name in ways}
+    memory = {}
+    for name, (way, _) in ways.items():
+        way()  # warm up; the engine measures itself
+        memory[name] = peak_on_gpu(way) if device == "cuda" else peak_of_process(network, users, name)
     for _ in range(repeats):
         for name, (way, count) in ways.items():
             rates[name].append(count / seconds(way, device))
-    chosen = work.curator.engine if work.curator else None
     medians = {name: statistics.median(values) for name, values in rates.items()}
-    return {"network": network, "users": users, **medians, "chunk": chosen.chunk, "workers": chosen.workers}
+    return {"network": network, "users": users, **medians, "memory": memory, "engine chosen": work.curator.engine}
 
 
-def peak_memory(network: str, users: int, device: str, way: str) -> float:
-    """GiB, of a process that does nothing else."""
-    command = [
-        sys.executable,
-        __file__,
-        "--device",
-        device,
-        "--networks",
-        network,
-        "--users",
-        str(users),
-        "--memory-of",
-        way,
-    ]
+def peak_on_gpu(way: Callable[[], object]) -> float:
+    torch.cuda.reset_peak_memory_stats()
+    way()
+    return torch.cuda.max_memory_allocated() / 2**30
+
+
+def peak_of_process(network: str, users: int, way: str) -> float:
+    """GiB resident, of a process that does nothing else."""
+    command = [sys.executable, __file__, "--networks", network, "--users", str(users), "--memory-of", way]
     return float(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
 
 
-def memory_of(network: str, users: int, device: str, way: str) -> float:
-    work = Round(NETWORKS[network], users, device)
-    few = min(users, 3)
-    {"plain": lambda: work.plain(few), "lean": lambda: work.lean(few), "engine": work.engine}[way]()
-    if device == "cuda":
-        return torch.cuda.max_memory_allocated() / 2**30
+def memory_of(network: str, users: int, way: str) -> float:
+    work = Round(NETWORKS[network], min(users, 30 if network == "paper" else users), "cpu")
+    {"plain": lambda: work.plain(3), "lean": lambda: work.lean(3), "engine": work.engine}[way]()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
@@ -223,7 +218,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")
     if options.memory_of:
-        print(json.dumps(memory_of(options.networks[0], options.users[0], options.device, options.memory_of)))
+        print(json.dumps(memory_of(options.networks[0], options.users[0], options.memory_of)))
         return
     machine = torch.cuda.get_device_name() if options.device == "cuda" else f"{torch.get_num_threads()} CPU cores"
     print(f"{time.strftime('%Y-%m-%d')}, {machine}, {platform.machine()}, torch {torch.__version__}\n")
@@ -234,12 +229,10 @@ def main() -> None:
         for users in options.users:
             long = options.device == "cpu" and network == "paper" and users > 10
             row = measured(network, users, options.device, repeats=1 if long else 3)
-            memory = " / ".join(
-                f"{peak_memory(network, users, options.device, way):.2f}" for way in ("plain", "lean", "engine")
-            )
-            plain, lean, engine = row["plain"], row["lean"], row["engine"]
+            plain, lean, engine, chosen = (row[key] for key in ("plain", "lean", "engine", "engine chosen"))
             cells = [network, users, f"{plain:.1f}", f"{lean:.1f}", f"{engine:.1f}", f"{engine / plain:.1f}x"]
-            cells += [f"{engine / lean:.1f}x", f"{row['chunk']} x {row['workers']}", memory]
+            cells += [f"{engine / lean:.1f}x", f"{chosen.chunk} x {chosen.workers}{', compiled' * chosen.compiled}"]
+            cells.append(" / ".join(f"{gib:.2f}" for gib in row["memory"].values()))
             print(f"| {' | '.join(map(str, cells))} |", flush=True)
 
 

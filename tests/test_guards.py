@@ -59,14 +59,14 @@ MUTATIONS = {
     ),
     "the limit of the plan": (
         "ledger.py",
-        "if len(rows) >= plan.releases:",
+        "if count >= plan.releases:",
         "if False:",
         "test_a_fresh_curator_cannot_go_beyond_the_plan_either",
     ),
     "the cut to whole steps": (
         "simulation.py",
-        "torch.trunc(leaf * (1 / grid))",
-        "(leaf * (1 / grid))",
+        "torch.trunc(leaf * (1 / self.grid))",
+        "(leaf * (1 / self.grid))",
         "test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
 }

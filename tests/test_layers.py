@@ -13,7 +13,7 @@ ROOT = pathlib.Path(fedlens.__file__).parent
 
 # The table of docs/design.md, lowest first. A module may import the layers below its own, and its own package.
 LAYERS = (
-    {"trees", "randomness", "files", "transforms"},
+    {"version", "trees", "randomness", "files", "transforms"},
     {"tensorfiles"},
     {"privacy", "models", "curator", "population"},
     {"ledger", "selection", "data"},

@@ -88,7 +88,7 @@ def test_a_plan_that_changes_midway_is_refused(change):
     ledger = Ledger()
     ledger.charge(account(), "train", plan(), release=0, query="a")
     for release, query in ((1, "a"), (0, "a")):
-        with pytest.raises(ValueError, match="'run' was started with"):
+        with pytest.raises(ValueError, match="'run' began with"):
             ledger.charge(account(), "train", dataclasses.replace(plan(), **change), release=release, query=query)
     assert ledger.spent("run", "train") == 1
 

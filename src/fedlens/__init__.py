@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-__version__ = "0.1.0"
+from fedlens.version import __version__
 
 # Where each public name lives. Loaded when first used, so that `import fedlens` costs nothing.
 _HOMES = {

@@ -69,9 +69,9 @@ class Ledger:
     """
 
     def __init__(self, path: pathlib.Path | str | None = None) -> None:
-        if path is not None:
-            pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
         try:
+            if path is not None:
+                pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=30, check_same_thread=False)
             self._db.execute("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
@@ -80,7 +80,7 @@ class Ledger:
                 found = self._db.execute("select version from about").fetchone()
                 if found is None:
                     self._db.execute("insert into about values (?)", (VERSION,))
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise ValueError(f"Expected a writable ledger at {path}: {error}.") from None
         if found is not None and found[0] != VERSION:
             raise ValueError(f"Expected ledger version {VERSION}, found {found[0]}.")
@@ -100,16 +100,20 @@ class Ledger:
 
         Formal guarantee: when this returns the entry is on disk, and a stage never holds more entries than its plan.
         """
-        key = (account.run, stage)
+        promise = (account.population, account.partition, account.part, int(account.simulated), plan.canonical())
         with self._transaction():
-            rows = self._db.execute(
-                "select release, query, plan from entries where run = ? and stage = ?", key
+            made = self._db.execute(
+                "select population, partition_name, part, simulated, plan, count(*),"
+                " total(release = ? and query = ?) from entries where run = ? and stage = ?"
+                " group by population, partition_name, part, simulated, plan",
+                (release, query, account.run, stage),
             ).fetchall()
-            if any(text != plan.canonical() for _, _, text in rows):
-                raise ValueError(f"Expected the plan that run {account.run!r} was started with; it has changed.")
-            if (release, query) in {row[:2] for row in rows}:
+            if any(row[:5] != promise for row in made):
+                raise ValueError(f"Expected the account and plan that run {account.run!r} began with; they changed.")
+            count, same = made[0][5:] if made else (0, 0)
+            if same:
                 return False
-            if len(rows) >= plan.releases:
+            if count >= plan.releases:
                 raise PrivacySpentError(f"All {plan.releases} releases of the plan are spent.")
             entry = {
                 "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -171,6 +175,9 @@ def guarantee(spendings: Sequence[Spending], delta: float) -> Guarantee:
     """
     if not spendings:
         raise ValueError("Expected at least one run to state a guarantee about.")
+    kinds = {(str(plan.unit), str(plan.neighbours)) for spending in spendings for plan in spending.plans}
+    if len(kinds) > 1:
+        raise ValueError(f"Expected one unit and one kind of neighbours in a joint guarantee, got {sorted(kinds)}.")
     worlds = _worlds(spendings)
     costs = [accounting.epsilon(plans, delta) for plans in worlds]
     plans = worlds[costs.index(max(costs))]

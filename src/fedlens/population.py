@@ -10,9 +10,11 @@ Nothing here may print a user id, an example or a count: errors name columns and
 """
 
 import dataclasses
+import hashlib
 import json
 import mmap
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -67,7 +69,7 @@ class Population:
     def from_arrays(cls, name: str, columns: Mapping[str, np.ndarray], counts: np.ndarray) -> "Population":
         offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         rows = len(next(iter(columns.values()), ()))
-        if offsets[-1] != rows:
+        if offsets[-1] != rows or (np.asarray(counts) < 0).any():
             raise DataError(f"Expected as many rows as the users hold together, in population {name!r}.")
         return cls(name, columns, offsets[:-1], np.diff(offsets))
 
@@ -78,27 +80,43 @@ class Population:
         about = _about(folder)
         columns = {key: _mapped(folder / f"{key}.npy") for key in about["columns"]}
         offsets = _mapped(folder / "offsets.npy")
-        rows = {key: len(column) for key, column in columns.items()}
-        if offsets.ndim != 1 or len(offsets) < 1 or any(int(offsets[-1]) != n for n in rows.values()):
-            raise DataError(
-                f"Expected columns as long as offsets.npy says in {folder.name}; a file was cut short or replaced."
-            )
-        return cls(about["name"], columns, offsets[:-1], np.diff(offsets))
+        if offsets.ndim != 1 or len(offsets) < 1 or not np.issubdtype(offsets.dtype, np.integer):
+            raise DataError(f"Expected whole numbers, one more than users, in {folder.name}/offsets.npy.")
+        counts = np.diff(offsets)
+        if offsets[0] != 0 or (counts < 0).any() or any(int(offsets[-1]) != len(column) for column in columns.values()):
+            raise DataError(f"Expected the columns in {folder.name} as long as its index says; a file is damaged.")
+        return cls(about["name"], columns, offsets[:-1], counts)
 
     def save(self, folder: pathlib.Path | str) -> None:
-        """Writes the canonical form; the index comes last, so a folder cut short does not open."""
-        if self.rows is not None:
+        """Writes the canonical form; population.json comes last, so a folder cut short does not open."""
+        rows = len(next(iter(self.columns.values())))
+        offsets = np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+        if self.rows is not None or offsets[-1] != rows or not np.array_equal(offsets[:-1], self.starts):
             raise DataError("Expected a whole population to save, got a selection of one.")
+        if bad := [key for key in self.columns if not _column_name(key)]:
+            raise DataError(f"Expected column names of letters, digits and _ that are not 'offsets', got {bad}.")
         folder = pathlib.Path(folder)
         folder.mkdir(parents=True, exist_ok=False)
-        for key, column in self.columns.items():
+        for key, column in (*self.columns.items(), ("offsets", offsets)):
             np.save(folder / f"{key}.npy", column, allow_pickle=False)
-        np.save(
-            folder / "offsets.npy",
-            np.append(self.starts, self.starts[-1] + self.counts[-1]) if len(self) else np.zeros(1, np.int64),
-        )
         about = {"name": self.name, "version": VERSION, "columns": sorted(self.columns)}
         (folder / "population.json").write_text(json.dumps(about, indent=1))
+
+    def fingerprint(self) -> str:
+        """PRIVATE. Changes when the data changes: by content, or for mapped files by their size and time.
+
+        A hash of private data could be used to test guesses about it; use it under a secret key only.
+        """
+        total = hashlib.sha256()
+        arrays = {**self.columns, "/starts": self.starts, "/counts": self.counts}
+        for key, array in (arrays | ({} if self.rows is None else {"/rows": self.rows})).items():
+            total.update(f"{key} {array.dtype} {array.shape};".encode())
+            if isinstance(array, np.memmap) and array.filename is not None:
+                status = pathlib.Path(array.filename).stat()
+                total.update(f"{status.st_size} {status.st_mtime_ns};".encode())
+            else:
+                total.update(np.ascontiguousarray(array).data)
+        return total.hexdigest()
 
     @property
     def most_examples(self) -> int:
@@ -111,16 +129,17 @@ class Population:
 
         The width is the same for every cohort, so that shapes say nothing about who was drawn.
         """
-        width = max(1, min(self.most_examples, limit or self.most_examples))
-        positions = np.zeros((len(cohort), width), np.int64)
+        width = limit or max(1, self.most_examples)
         mask = np.zeros((len(cohort), width), np.float32)
+        tree = {key: np.zeros((*mask.shape, *column.shape[1:]), column.dtype) for key, column in self.columns.items()}
         for place, unit in enumerate(cohort):
-            chosen = self._rows_of(int(unit), width, randomness, f"{label}/{unit}")
-            positions[place, : len(chosen)], mask[place, : len(chosen)] = chosen, 1.0
-        real = mask.astype(bool)
-        tree = {key: _gathered(column, positions, real) for key, column in self.columns.items()}
+            rows = self._rows_of(int(unit), width, randomness, f"{label}/{unit}")
+            held = min(width, int(self.counts[unit]))
+            mask[place, :held] = 1.0
+            for key, column in self.columns.items():
+                tree[key][place, :held] = column[rows]
         self._forget()
-        return tree | {"mask": torch.from_numpy(mask)}
+        return {key: torch.from_numpy(array) for key, array in (tree | {"mask": mask}).items()}
 
     def _forget(self) -> None:
         """Hands the pages just read back to the system, so that resident memory does not grow with the rounds."""
@@ -150,7 +169,7 @@ class Population:
             own = self._unit(unit)
             if users is not None and not bool(users(own)):
                 continue
-            chosen = self._rows_of(unit)
+            chosen = self._row_numbers(unit)
             if examples is not None:
                 chosen = chosen[examples(own).bool().numpy()]
             if len(chosen) >= at_least:
@@ -165,7 +184,7 @@ class Population:
 
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""
-        rows = np.concatenate([np.zeros(0, np.int64), *(self._rows_of(unit) for unit in range(len(self)))])
+        rows = np.concatenate([np.zeros(0, np.int64), *map(self._row_numbers, range(len(self)))])
         starts = np.arange(len(rows))
         return dataclasses.replace(
             self, name=f"{self.name}/examples", starts=starts, counts=np.ones_like(starts), rows=rows
@@ -173,15 +192,18 @@ class Population:
 
     def _rows_of(
         self, unit: int, limit: int | None = None, randomness: Randomness | None = None, label: str = ""
-    ) -> np.ndarray:
+    ) -> slice | np.ndarray:
+        """Where the unit's examples lie: side by side if they can, at most `limit` of them."""
         start, count = int(self.starts[unit]), int(self.counts[unit])
-        chosen = np.arange(start, start + count)
+        chosen: slice | np.ndarray = slice(start, start + count)
         if limit is not None and count > limit:
-            if randomness is not None:
-                chosen = chosen[np.sort(np.argsort(randomness.uniform(label, count))[:limit])]
-            else:
-                chosen = chosen[:limit]
+            order = np.arange(count) if randomness is None else np.argsort(randomness.uniform(label, count))
+            chosen = start + np.sort(order[:limit])
         return chosen if self.rows is None else self.rows[chosen]
+
+    def _row_numbers(self, unit: int) -> np.ndarray:
+        rows = self._rows_of(unit)
+        return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
     def _unit(self, unit: int) -> Tree:
         rows = self._rows_of(unit)
@@ -190,16 +212,24 @@ class Population:
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        about = json.loads((folder / "population.json").read_text())
+        about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DataError(
             f"Expected a population in {folder.name}: population.json is missing (see `fedlens data check`)."
         ) from None
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, UnicodeDecodeError, OSError):
         raise DataError(f"Expected JSON in {folder.name}/population.json; the file is damaged.") from None
-    if about.get("version") != VERSION:
-        raise DataError(f"Expected population version {VERSION}, found {about.get('version')}.")
+    if not isinstance(about, dict) or about.get("version") != VERSION:
+        raise DataError(f"Expected population version {VERSION} in {folder.name}/population.json.")
+    names = about.get("columns")
+    if not isinstance(about.get("name"), str) or not isinstance(names, list) or not all(map(_column_name, names)):
+        raise DataError(f"Expected a name and plain column names in {folder.name}/population.json.")
     return about
+
+
+def _column_name(name: object) -> bool:
+    """Letters, digits and _: a column's name becomes a file's."""
+    return isinstance(name, str) and re.fullmatch(r"\w{1,64}", name, re.ASCII) is not None and name != "offsets"
 
 
 def _mapped(path: pathlib.Path) -> np.ndarray:
@@ -207,14 +237,8 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except (ValueError, OSError):
+    except (ValueError, OSError, EOFError):
         raise DataError(f"Expected a whole .npy file in {path.name}; it is cut short or damaged.") from None
-
-
-def _gathered(column: np.ndarray, positions: np.ndarray, real: np.ndarray) -> torch.Tensor:
-    out = np.zeros((*positions.shape, *column.shape[1:]), column.dtype)
-    out[real] = column[positions[real]]
-    return torch.from_numpy(out)
 
 
 def _torch_type(dtype: np.dtype) -> torch.dtype:

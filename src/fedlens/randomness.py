@@ -54,8 +54,12 @@ class Randomness:
             os.fsync(file.fileno())
         return cls(key, simulated=False)
 
+    def tag(self, text: str) -> str:
+        """A name for `text` that nobody without the secret can compute or test a guess against."""
+        return hmac.new(self.key, f"tag {text}".encode(), hashlib.sha256).hexdigest()
+
     def _words(self, label: str, count: int) -> torch.Tensor:
-        key = hmac.new(self.key, label.encode(), hashlib.sha256).digest()
+        key = hmac.new(self.key, f"draw {label}".encode(), hashlib.sha256).digest()
         stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
         words = bytearray(8 * count + 15)  # the library asks for a block of room at the end
         stream.update_into(bytes(8 * count), words)
@@ -68,7 +72,8 @@ class Randomness:
     def normal(self, label: str, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Standard normal doubles (Box-Muller on 53-bit uniforms), computed where they are needed."""
         half = (count + 1) // 2
-        bits = self._words(label, 2 * half).to(device)
+        bits = self._words(label, 2 * half)
+        bits = bits.pin_memory().to(device, non_blocking=True) if str(device).startswith("cuda") else bits
         radius = _unit_interval(bits[:half]).log_().mul_(-2).sqrt_()
         angle = _unit_interval(bits[half:]).mul_(2 * math.pi)
         return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]

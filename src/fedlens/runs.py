@@ -115,6 +115,8 @@ class Run:
 
     def executed(self, watch: Watcher) -> Report:
         """Trains what is not trained yet, then reports. Safe to interrupt at any point and to call again."""
+        if (self.folder / "MANIFEST.json").exists():
+            raise ValueError(f"Expected an unfinished run; {self.name} is complete: fedlens report {self.folder}")
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
         book = Ledger(self.ledger_path)
         population, primary = self._private_side()

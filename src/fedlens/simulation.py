@@ -1,10 +1,13 @@
 """PRIVATE. The embedded curator: contributions vectorised over units, exact sums, noise; the engine times itself."""
 
+import collections
 import concurrent.futures
 import dataclasses
-import hashlib
+import functools
 import json
+import math
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
@@ -16,11 +19,14 @@ from fedlens import trees
 from fedlens.curator import Contribute, PrivacySpentError
 from fedlens.ledger import Account, Ledger
 from fedlens.population import Population
-from fedlens.privacy import Plan
+from fedlens.privacy import Bound, Plan
 from fedlens.randomness import Randomness
 from fedlens.trees import Tree
+from fedlens.version import __version__
 
 Run = Callable[[Contribute, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
+Summed = tuple[Tree, Tree]
+_WORTH_COMPILING = 120.0  # seconds of work ahead; compiling takes about one minute
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
@@ -48,83 +54,126 @@ def one_by_one(contribute: Contribute, message: Tree, examples: Tree, memory: Tr
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a round asks of every unit: contribute, be bounded, be cut to the grid, be added up."""
+
+    contribute: Contribute
+    bound: Bound
+    grid: float
+
+    def summed(self, run: Run, message: Tree, examples: Tree, memory: Tree, shape: Tree, real: torch.Tensor) -> Summed:
+        """The sum of a chunk in whole steps of the grid, and the new memories; rows that are not `real` count for zero.
+
+        Every contribution is cut towards zero to whole steps, and doubles add up to 2^53 of them exactly. So the sum
+        does not depend on the order, and one unit moves it by its own bounded contribution and nothing else.
+        """
+        contributions, memory = run(self.contribute, message, examples, memory, shape)
+        bounded = torch.func.vmap(self.bound)({name: leaf.float() for name, leaf in contributions.items()})
+        steps = {name: torch.trunc(leaf * (1 / self.grid)) for name, leaf in bounded.items()}
+        rows = {name: leaf * real.view(-1, *[1] * (leaf.dim() - 1)) for name, leaf in steps.items()}
+        return {name: leaf.sum(0, dtype=torch.float64) for name, leaf in rows.items()}, memory
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(work: Work) -> Callable[..., Summed]:
+    return torch.compile(functools.partial(work.summed, vectorised), dynamic=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-    """How many units run at once (`chunk`; 1 is a plain loop) and in how many threads (`workers`), on which device."""
+    """How many units run at once (`chunk`; 1 is a plain loop), in how many threads (`workers`), on which device."""
 
     device: str = "cpu"
     chunk: int = 1
     workers: int = 1
+    compiled: bool = False
     run: Run | None = None  # the tests' way to force `one_by_one`
 
-    def contributions(
-        self, contribute: Contribute, message: Tree, examples: Tree, memory: Tree, shape: Tree
-    ) -> tuple[Tree, Tree]:
+    def summed(self, work: Work, message: Tree, examples: Tree, memory: Tree, shape: Tree) -> Summed:
         """Of one chunk; one bad unit neither stops the others nor is heard of."""
-        examples, memory = trees.moved(examples, self.device), trees.moved(memory, self.device)
-        run = self.run or (vectorised if len(examples["mask"]) > 1 else one_by_one)
+        units, rows = len(examples["mask"]), max(self.chunk, len(examples["mask"]))
+        real = (torch.arange(rows) < units).float().to(self.device)
+        # A short last chunk is filled up: libraries round differently for other sizes, and the number of users in a
+        # round must not be seen in anybody's contribution.
+        examples, memory = (_filled(trees.moved(tree, self.device), rows) for tree in (examples, memory))
+        run = self.run or (vectorised if rows > 1 else one_by_one)
         with torch.no_grad():
             try:
-                answer = run(contribute, message, examples, memory, shape)
-                if trees.same_shape(answer[0], _repeated(shape, len(examples["mask"]))):
-                    return answer
+                summed = _compiled(work) if self.compiled else functools.partial(work.summed, run)
+                steps, new = summed(message, examples, memory, shape, real)
+                fits = trees.same_shape(steps, shape)
             except Exception:  # whatever it says may quote private data
-                pass
-            return one_by_one(contribute, message, examples, memory, shape)
+                fits = False
+            if not fits:
+                steps, new = work.summed(one_by_one, message, examples, memory, shape, real)
+        return steps, {name: leaf[:units] for name, leaf in new.items()}
 
-    def each(self, work: Callable[[Item], Result], chunks: Iterable[Item]) -> Iterator[Result]:
-        """`map` in order: in this thread, or in several that compute with one core each, a few chunks ahead."""
+    def each(self, do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+        """`map` in order: in this thread, or in several that compute with one core each, a few items ahead."""
         if self.workers == 1:
-            yield from map(work, chunks)
+            yield from map(do, items)
             return
         cores = torch.get_num_threads()
-        waiting: list[concurrent.futures.Future[Result]] = []
+        waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
         try:
-            with concurrent.futures.ThreadPoolExecutor(
-                self.workers, initializer=torch.set_num_threads, initargs=(1,)
-            ) as pool:
-                for chunk in chunks:
-                    waiting.append(pool.submit(work, chunk))
+            with concurrent.futures.ThreadPoolExecutor(self.workers, "unit", torch.set_num_threads, (1,)) as pool:
+                for item in items:
+                    waiting.append(pool.submit(do, item))
                     if len(waiting) > self.workers:
-                        yield waiting.pop(0).result()
-                for future in waiting:
-                    yield future.result()
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
         finally:
             torch.set_num_threads(cores)
 
     @classmethod
     def measured(
-        cls, contribute: Contribute, message: Tree, blank: Tree, memory: Tree, shape: Tree, *, device: str, units: int
+        cls, work: Work, message: Tree, unit: Tree, memory: Tree, shape: Tree, *, device: str, units: int, rounds: int
     ) -> "Engine":
-        """The fastest setting, found by timing made-up units of the right shape; a plain loop is always a candidate."""
-        unit = {name: _made_up(leaf) for name, leaf in blank.items()}
+        """The fastest setting, found by timing a made-up `unit`; a plain loop is always a candidate."""
+
+        def rate(engine: Engine) -> float:
+            return engine._rate(work, message, unit, memory, shape)
+
+        most = math.ceil(1.1 * units)  # `units` is a guess
         best, best_rate = cls(device=device), 0.0
         for workers in sorted({1, 1 if device != "cpu" else os.cpu_count() or 1}):
             previous = 0.0
-            for chunk in (1, 4, 16, 64, 256, 1024):
-                engine = cls(device=device, chunk=min(chunk, max(1, units)), workers=workers)
-                rate = engine._rate(contribute, message, unit, memory, shape)
-                if rate > best_rate:
-                    best, best_rate = engine, rate
-                if rate < 1.05 * previous or chunk >= units:  # larger chunks cost memory and must pay for it
+            for chunk in sorted({size for size in (1, 4, 16, 64, 256) if size < most} | {min(most, 1024)}):
+                engine = cls(device=device, chunk=chunk, workers=workers)
+                found = rate(engine) * most / (math.ceil(most / chunk) * chunk)  # a last chunk is filled up
+                if found > best_rate:
+                    best, best_rate = engine, found
+                if found < 1.05 * previous:  # larger chunks cost memory and must pay for it
                     break
-                previous = rate
+                previous = found
+        if device != "cpu" and units * rounds / best_rate > _WORTH_COMPILING:
+            compiled = dataclasses.replace(best, compiled=True)
+            best = compiled if rate(compiled) > best_rate else best
         return best
 
-    def _rate(self, contribute: Contribute, message: Tree, unit: Tree, memory: Tree, shape: Tree) -> float:
+    def _rate(self, work: Work, message: Tree, unit: Tree, memory: Tree, shape: Tree) -> float:
         """Units a second, from the second of two goes; 0 where the device's memory does not suffice."""
         examples, memories = _repeated(unit, self.chunk), _repeated(memory, self.chunk)
 
-        def work(_: int) -> float:
-            contributions, _memory = self.contributions(contribute, message, examples, memories, shape)
-            return float(trees.norm(contributions))  # waits for the device
+        def do(_: int) -> float:
+            steps, _new = self.summed(work, message, examples, memories, shape)
+            return float(trees.norm(steps))  # waits for the device
 
         try:
             for _ in range(2):
                 start = time.perf_counter()
-                list(self.each(work, range(self.workers)))
+                list(self.each(do, range(self.workers)))
             return self.chunk * self.workers / (time.perf_counter() - start)
         except torch.OutOfMemoryError:
             return 0.0
+
+
+def _filled(tree: Tree, rows: int) -> Tree:
+    return {
+        name: torch.cat([leaf, leaf.new_zeros(rows - len(leaf), *leaf.shape[1:])]) if len(leaf) < rows else leaf
+        for name, leaf in tree.items()
+    }
 
 
 def _repeated(tree: Tree, times: int) -> Tree:
@@ -156,12 +205,19 @@ class SimulatedCurator:
         if account.simulated != randomness.simulated:
             raise ValueError("Expected the account to say whether the randomness is simulated.")
         self._population, self._plan, self._ledger, self._account = population, plan, ledger, account
-        self._randomness, self._stage, self._examples_per_unit = randomness, stage, examples_per_unit
+        self._randomness, self._stage = randomness, stage
+        self._width = examples_per_unit or max(1, population.most_examples)
         self._position = position
-        self._memory = memory or {}  # PRIVATE: one row per unit
-        self._shapes: dict[str, Tree] = {}
+        self._memory = memory or {}
+        self._fingerprint = population.fingerprint()
+        self._shapes: dict[tuple[Contribute, str], Tree] = {}
         self._device = engine.device if engine else device
         self.engine = engine
+
+    @property
+    def memory(self) -> Tree:
+        """PRIVATE, one row per unit: to be kept beside the data, and given to the curator that resumes the run."""
+        return self._memory
 
     @property
     def remaining(self) -> int:
@@ -171,72 +227,66 @@ class SimulatedCurator:
         if self.remaining <= 0:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
         message = trees.moved(message, self._device)
-        shape = self._shape(contribute, message)
+        work = Work(contribute=contribute, bound=self._plan.bound, grid=self._plan.grid)
+        shape = self._shape(work, message)
         query = self._query(contribute, message)
         self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)
         cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort")
-        total = self._bounded_sum(contribute, message, cohort, shape, query)
+        total = self._bounded_sum(work, message, cohort, shape, query)
         self._position += 1
         return self._released(total, query)
 
-    def _shape(self, contribute: Contribute, message: Tree) -> Tree:
+    def _shape(self, work: Work, message: Tree) -> Tree:
         """What a contribution looks like, learnt from a unit without data: a faulty method fails here, openly."""
-        key = contribute.__qualname__ + str({name: leaf.shape for name, leaf in message.items()})
+        key = work.contribute, str({name: leaf.shape for name, leaf in message.items()})
         if key not in self._shapes:
             blank = trees.moved(self._population.blank(self._width), self._device)
             memory = {name: torch.zeros_like(leaf[0], device=self._device) for name, leaf in self._memory.items()}
             with torch.no_grad():
-                shape, _ = contribute(message, blank, memory)
-            self._shapes[key] = {name: torch.zeros_like(leaf) for name, leaf in shape.items()}
+                contribution, _ = work.contribute(message, blank, memory)
+            self._shapes[key] = shape = trees.zeros(contribution)
             if self.engine is None:
-                units = max(1, int(self._plan.expected_contributors))
+                unit = {name: _made_up(leaf) for name, leaf in blank.items()}
+                units = max(1, round(self._plan.expected_contributors))
                 self.engine = Engine.measured(
-                    contribute, message, blank, memory, shape, device=self._device, units=units
+                    work, message, unit, memory, shape, device=self._device, units=units, rounds=self.remaining
                 )
         return self._shapes[key]
 
-    @property
-    def _width(self) -> int:
-        most = self._population.most_examples
-        return max(1, min(most, self._examples_per_unit or most))
-
     def _query(self, contribute: Contribute, message: Tree) -> str:
-        """Names the question: plan, release, code and message. The noise is a function of this name."""
-        settings = repr(getattr(contribute, "__self__", "")) + contribute.__qualname__
-        names = [
-            self._account.run,
-            self._stage,
-            str(self._position),
-            self._plan.canonical(),
-            settings,
-            trees.digest(message),
-        ]
-        return hashlib.sha256(json.dumps(names).encode()).hexdigest()
+        """Names the question: account, plan, release, data, code and message. Noise and cohort follow from this name.
 
-    def _bounded_sum(self, contribute: Contribute, message: Tree, cohort: np.ndarray, shape: Tree, label: str) -> Tree:
-        """The exact sum of bounded contributions.
-
-        Every contribution is cut towards zero to whole steps of the plan's grid, and doubles add up to 2^53 steps
-        exactly; so the sum does not depend on the order, and one unit moves it by its own bounded contribution and
-        nothing else.
+        Asked again, a question meets the same noise, and must then meet the same data: everything that shapes the
+        answer is in the name. The ledger keeps it, as a keyed tag against which no guess about the data can be tested.
         """
-        engine, grid = self.engine or Engine(device=self._device), self._plan.grid
+        names = [
+            dataclasses.asdict(self._account),
+            self._stage,
+            self._position,
+            self._plan.canonical(),
+            self._width,
+            self._fingerprint,
+            _named(contribute),
+            trees.digest(message),
+            __version__,
+        ]
+        return self._randomness.tag(json.dumps(names))
 
-        def work(units: np.ndarray) -> tuple[Tree, Tree]:
+    def _bounded_sum(self, work: Work, message: Tree, cohort: np.ndarray, shape: Tree, label: str) -> Tree:
+        engine = self.engine or Engine(device=self._device)
+
+        def do(units: np.ndarray) -> Summed:
             examples = self._population.take(units, self._width, self._randomness, f"{label}/examples")
             memory = {name: leaf[units] for name, leaf in self._memory.items()}
-            contributions, memory = engine.contributions(contribute, message, examples, memory, shape)
-            bounded = torch.func.vmap(self._plan.bound)(contributions)
-            steps = {name: torch.trunc(leaf * (1 / grid)).sum(0, dtype=torch.float64) for name, leaf in bounded.items()}
-            return steps, memory
+            return engine.summed(work, message, examples, memory, shape)
 
         total = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in shape.items()}
         chunks = [cohort[at : at + engine.chunk] for at in range(0, len(cohort), engine.chunk)]
-        for units, (steps, memory) in zip(chunks, engine.each(work, chunks), strict=True):
+        for units, (steps, memory) in zip(chunks, engine.each(do, chunks), strict=True):
             total = trees.add(total, steps)
             for name, leaf in memory.items():
                 self._memory[name][units] = leaf.to(self._memory[name].device)
-        return trees.scaled(total, grid)
+        return trees.scaled(total, self._plan.grid)
 
     def _released(self, total: Tree, query: str) -> Tree:
         """Noise on the sum, both on one power-of-two grid; then the public divisor."""
@@ -248,3 +298,16 @@ class SimulatedCurator:
             noisy = leaf + torch.round(self._plan.stddev * piece / grid) * grid
             answer[name] = (noisy / self._plan.expected_contributors).float()
         return answer
+
+
+def _named(contribute: Contribute) -> str:
+    """The code that runs beside the data, with its settings; what cannot be named for certain is new every time."""
+    place, owner = f"{contribute.__module__}.{contribute.__qualname__}", getattr(contribute, "__self__", None)
+    try:
+        if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
+            return place + json.dumps(dataclasses.asdict(owner), sort_keys=True)
+        if owner is None and getattr(contribute, "__closure__", 1) is None and "<" not in place:
+            return place
+    except TypeError:
+        pass  # settings that are not plain values
+    return f"{place} {secrets.token_hex(16)}"

@@ -8,7 +8,6 @@ import torch
 
 Tree = dict[str, torch.Tensor]
 _PIECE = 2**21  # bytes hashed at a time
-SHY = 1 - 1e-6  # what bounds are multiplied with, so that single precision cannot round over them
 
 
 def add(left: Tree, right: Tree, scale: float = 1.0) -> Tree:
@@ -45,7 +44,7 @@ def clipped(tree: Tree, max_norm: float) -> Tree:
     tensor([0., 0.])
     """
     size = norm(tree)
-    factor = (SHY * max_norm / size.clamp(min=1e-30)).clamp(max=1.0)
+    factor = ((1 - 1e-6) * max_norm / size.clamp(min=1e-30)).clamp(max=1.0)
     return {name: torch.where(size.isfinite(), factor.to(leaf.dtype) * leaf, 0.0) for name, leaf in tree.items()}
 
 

@@ -64,7 +64,8 @@ class FedAvgGan:
             mixed = real + share[:, None, None, None] * (fake - real)
             weight = mask / mask.sum().clamp(min=1.0)  # a batch without examples moves nothing
             slope = self.gan.critic.gradient(critic, real, fake, mixed, weight, self.gan.penalty)
-            slope = trees.add(slope, critic, self.decay) if self.decay else slope
+            if self.decay:
+                slope = trees.add(slope, trees.scaled(critic, self.decay * (mask.sum() > 0)))
             critic = trees.add(critic, slope, -self.local_rate)
         update = trees.add(critic, start, -1.0)
         if self.adaptive is None:

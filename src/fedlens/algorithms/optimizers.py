@@ -45,8 +45,6 @@ class Adam:
         steps = slots["steps"] + 1
         first = {k: m.lerp(gradient[k], 1 - self.beta1) for k, m in trees.part(slots, "first").items()}
         second = {k: v.lerp(gradient[k].square(), 1 - self.beta2) for k, v in trees.part(slots, "second").items()}
-        rate = (self.rate * (1 - self.beta2**steps).sqrt() / (1 - self.beta1**steps)).to(
-            next(iter(params.values())).device
-        )
-        moved = {k: p - rate * first[k] / (second[k].sqrt() + self.epsilon) for k, p in params.items()}
+        rate, wide = self.rate / (1 - self.beta1**steps), (1 - self.beta2**steps).sqrt()
+        moved = {k: p - rate * first[k] / (second[k].sqrt() / wide + self.epsilon) for k, p in params.items()}
         return moved, trees.joined(first=first, second=second, steps=steps)

@@ -295,7 +295,9 @@ def _slope(felt: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
 
 def _normalised(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     """Batch normalisation by the batch's own statistics, without scale, then ReLU."""
-    return F.relu(F.batch_norm(x, None, None, None, shift, training=True, eps=1e-3))
+    over = (0, *range(2, x.dim()))
+    variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
+    return F.relu((x - mean) * (variance + 1e-3).rsqrt() + shift.view(-1, *[1] * (x.dim() - 2)))
 
 
 def _glorot(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:

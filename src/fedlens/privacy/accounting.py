@@ -11,6 +11,7 @@ from scipy import optimize, special
 from fedlens.privacy.plan import Plan
 from fedlens.privacy.sampling import Everyone
 
+_NO_NOISE = 1e-3  # epsilon would be in the millions: no protection, and not worth computing
 EXACT, PLD = "exact Gaussian (mu-GDP)", "PLD (dp-accounting, pessimistic rounding)"
 
 
@@ -40,7 +41,7 @@ def epsilon_of(counted: tuple[tuple[Plan, int], ...], delta: float) -> float:
     if not counted:
         return 0.0
     multipliers = [(plan.stddev / plan.sensitivity, count) for plan, count in counted]
-    if any(z == 0 for z, _ in multipliers):
+    if any(z < _NO_NOISE for z, _ in multipliers):
         return math.inf
     if accountant(plan for plan, _ in counted) == EXACT:
         return gaussian_epsilon(math.sqrt(sum(count / z**2 for z, count in multipliers)), delta)
@@ -87,17 +88,21 @@ def calibrated(plan: Plan, target: float, delta: float, beside: tuple[Plan, ...]
             f"Expected epsilon={target} above the {floor:.3g} that the other releases of this run cost already."
         )
 
-    def cost(z: float) -> float:
-        return epsilon([dataclasses.replace(plan, noise_multiplier=z), *beside], delta)
+    def excess(log_z: float) -> float:
+        z = math.exp(log_z)
+        return math.log(epsilon([dataclasses.replace(plan, noise_multiplier=z), *beside], delta) / target)
 
-    low, high = 0.0, 1.0
-    while cost(high) > target:
-        low, high = high, 2 * high
-        if high > 1e6:
+    low, high = 0.0, 0.0
+    while excess(high) > 0:
+        low, high = high, high + math.log(2)
+        if high > math.log(1e6):
             raise ValueError(f"Expected epsilon={target} within reach of noise_multiplier <= 1e6 at delta={delta}.")
-    while high - low > 1e-4 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if middle > 0 and cost(middle) > target else (low, middle)
-        if high < 1e-3:
-            break
-    return dataclasses.replace(plan, noise_multiplier=high)
+    while low == high or excess(low) <= 0:
+        low, high = low - math.log(2), low
+        if low < math.log(_NO_NOISE):
+            raise ValueError(f"Expected epsilon={target} to ask for noise; any noise_multiplier over {_NO_NOISE} does.")
+    # Epsilon falls smoothly with log z: Brent's method needs a handful of the slow evaluations, bisection twenty.
+    root = float(optimize.brentq(excess, low, high, xtol=1e-4))
+    while excess(root) > 0:
+        root += 1e-4
+    return dataclasses.replace(plan, noise_multiplier=math.exp(root))

@@ -63,10 +63,10 @@ class UpdateAndBit:
         """An update that is not finite silences its bit too: a broken unit sends all zeros."""
         finite = torch.stack([leaf.isfinite().all() for leaf in contribution.values()]).all()
         update = trees.clipped({key: leaf for key, leaf in contribution.items() if key != "within"}, 1.0)
-        within = contribution["within"].clamp(-self.bit, self.bit) * trees.SHY
-        return {key: torch.where(finite, leaf, 0.0) for key, leaf in (update | {"within": within}).items()}
+        within = trees.clipped({"within": contribution["within"]}, self.bit)
+        return {key: torch.where(finite, leaf, 0.0) for key, leaf in (update | within).items()}
 
 
 def _positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"Expected {name}={value} > 0 and finite.")
+    if not 1e-12 <= value <= 1e12:  # beyond, single precision cannot keep the promise
+        raise ValueError(f"Expected 1e-12 <= {name}={value} <= 1e12.")

@@ -63,7 +63,10 @@ class Plan:
 
     @property
     def sensitivity(self) -> float:
-        """How far one unit can move the sum: both samplers here let a unit come or go without displacing another."""
+        """How far one unit can move the sum, where its coming or going displaces no other.
+
+        A Poisson cohort over its cap does displace; that rare case is in the sampler's event, not here.
+        """
         return self.bound.norm
 
     @property
