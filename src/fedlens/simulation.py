@@ -135,13 +135,13 @@ class Engine:
         def rate(engine: Engine) -> float:
             return engine._rate(work, message, unit, memory, shape)
 
-        most = math.ceil(1.1 * units)  # `units` is a guess
         best, best_rate = cls(device=device), 0.0
         for workers in sorted({1, 1 if device != "cpu" else os.cpu_count() or 1}):
             previous = 0.0
-            for chunk in sorted({size for size in (1, 4, 16, 64, 256) if size < most} | {min(most, 1024)}):
+            halves = {math.ceil(units / 2), math.ceil(units / 4)} if units < 1024 else set()
+            for chunk in sorted({1, *halves, *(size for size in (4, 16, 64, 256) if size < units)}):
                 engine = cls(device=device, chunk=chunk, workers=workers)
-                found = rate(engine) * most / (math.ceil(most / chunk) * chunk)  # a last chunk is filled up
+                found = rate(engine) * units / (math.ceil(units / chunk) * chunk)  # a last chunk is filled up
                 if found > best_rate:
                     best, best_rate = engine, found
                 if found < 1.05 * previous:  # larger chunks cost memory and must pay for it

@@ -90,13 +90,20 @@ def digest(tree: Tree) -> str:
     total = hashlib.sha256()
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for name in sorted(tree):
-            leaf = tree[name].detach().cpu().contiguous()
+            leaf = _on_host(tree[name].detach())
             total.update(f"{name} {leaf.dtype} {tuple(leaf.shape)};".encode())
             data = memoryview(leaf.reshape(-1).view(torch.uint8).numpy().data) if leaf.numel() else memoryview(b"")
             pieces = (data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
             for piece in pool.map(lambda piece: hashlib.sha256(piece).digest(), pieces):
                 total.update(piece)
     return total.hexdigest()
+
+
+def _on_host(leaf: torch.Tensor) -> torch.Tensor:
+    """In plain memory, through pinned memory from a GPU: several times as fast."""
+    if leaf.is_cuda:
+        leaf = torch.empty(leaf.shape, dtype=leaf.dtype, pin_memory=True).copy_(leaf)
+    return leaf.cpu().contiguous()
 
 
 def pixels(images: torch.Tensor) -> torch.Tensor:
