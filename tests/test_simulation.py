@@ -87,13 +87,14 @@ def population(request, users):
 @pytest.mark.parametrize("population", [Unit.USER, Unit.EXAMPLE], indirect=True)
 def test_vectorised_equals_one_by_one(door, algorithm, population, chunk, workers):
     unit = Unit.EXAMPLE if population.name.endswith("examples") else Unit.USER
-    sampling = Poisson(rate=0.7, population=len(population))
-    promised = plan(bound_for(algorithm), noise=0.5, expected=5.0, sampling=sampling, unit=unit)
-    message, answers = first_message(algorithm), []
+    promised = plan(bound_for(algorithm), unit=unit)
+    cohort = np.flatnonzero(np.random.default_rng(0).random(len(population)) < 0.7)
+    message, sums = first_message(algorithm), []
     for engine in (Engine(run=one_by_one), Engine(chunk=chunk, workers=workers)):
         curator = door(population, promised, engine=engine, examples_per_unit=algorithm.examples_per_unit)
-        answers.append(curator.noisy_mean(algorithm.critic_update, message))
-    torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-6 * promised.bound.norm)
+        sums.append(bounded_sum(curator, algorithm.critic_update, message, cohort))
+    torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-6 * promised.bound.norm)
+    assert trees.norm(sums[0]) > 0.1 * promised.bound.norm
 
 
 def test_one_by_one_equals_a_loop_over_users_without_padding(door, algorithm, users):
@@ -568,6 +569,7 @@ CHANGES = {
     "other examples per unit": {"examples_per_unit": 2},
     "another run": {"run": "other"},
     "another stage": {"stage": "other"},
+    "another chunk size": {"engine": Engine(chunk=3)},
 }
 
 

@@ -239,7 +239,7 @@ class Run:
                 files.append_line(folder / "metrics.jsonl", json.dumps({"round": done} | facts))
                 pace = (time.monotonic() - started) / (done - first)
                 watch(folder.name, done, self.recipe.privacy.rounds, facts | {"seconds_a_round": pace})
-                if time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                if done == first + 1 or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     self._checkpoint(folder, state, curator)
                     saved_at = time.monotonic()
         except PrivacySpentError:

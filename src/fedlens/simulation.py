@@ -266,6 +266,7 @@ class SimulatedCurator:
             self._plan.canonical(),
             self._width,
             self._fingerprint,
+            repr(self.engine),  # another chunk size rounds differently
             _named(contribute),
             trees.digest(message),
             __version__,
