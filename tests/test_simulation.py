@@ -565,7 +565,7 @@ CHANGES = {
     "another method": {"contribute": send_twice},
     "other settings": {"contribute": Scaled(2.0).send},
     "a method that remembers": {"contribute": closure(3.0)},
-    "another secret": {"randomness": Randomness.seeded(2)},
+    "another secret": {"randomness": Randomness(bytes(31) + b"2", simulated=False)},
     "other examples per unit": {"examples_per_unit": 2},
     "another run": {"run": "other"},
     "another stage": {"stage": "other"},
@@ -577,7 +577,7 @@ CHANGES = {
 def test_another_question_meets_other_noise_and_is_charged(door, change):
     people = vectors(np.zeros((0, 500)))
     ledger, promised = Ledger(), plan(noise=1.0, releases=5)
-    base = {"population": people, "promised": promised}
+    base = {"population": people, "promised": promised, "randomness": Randomness(bytes(32), simulated=False)}
     if change == "other settings":
         base["contribute"] = Scaled(1.0).send
     if change == "a method that remembers":

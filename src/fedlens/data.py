@@ -42,18 +42,20 @@ def from_npz(path: pathlib.Path, *, images: str, labels: str | None, users: str)
     arrays = _arrays(path, [name for name in (images, labels, users) if name])
     ids = arrays[users]
     _same_length(path, arrays)
+    if ids.ndim != 1:
+        raise DataError(f"Expected one user id per row in {users}.")
     order = np.argsort(ids, kind="stable")
     counts = np.unique(ids, return_counts=True)[1]
     columns = {"x": as_images(arrays[images], images)[order]}
     if labels:
-        columns["y"] = arrays[labels][order].astype(np.int64)
+        columns["y"] = as_labels(arrays[labels], labels)[order]
     return Population.from_arrays(path.stem, columns, counts)
 
 
 def public_npz(path: pathlib.Path, *, images: str, labels: str) -> Public:
     arrays = _arrays(path, [images, labels])
     _same_length(path, arrays)
-    return Public(as_images(arrays[images], images), arrays[labels].astype(np.int64))
+    return Public(as_images(arrays[images], images), as_labels(arrays[labels], labels))
 
 
 def as_images(array: np.ndarray, name: str) -> np.ndarray:
@@ -73,6 +75,14 @@ def as_images(array: np.ndarray, name: str) -> np.ndarray:
     if len(shaped) and (shaped.min() < -1 or shaped.max() > 1):
         raise DataError(f"Expected pixels of {name} in [-1, 1]; bytes would be taken as 0 to 255.")
     return shaped.astype(np.float32)
+
+
+def as_labels(array: np.ndarray, name: str) -> np.ndarray:
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        raise DataError(f"Expected {name} as one whole number per row, got {array.dtype} {list(array.shape[1:])}.")
+    if len(array) and array.min() < 0:
+        raise DataError(f"Expected labels of 0 and above in {name}; row {int(np.argmin(array))} is below.")
+    return array.astype(np.int64)
 
 
 def planted(population: Population, bug: str, fraction: float, seed: int) -> Population:
@@ -124,5 +134,5 @@ def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
 
 
 def _same_length(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
-    if len({len(array) for array in arrays.values()}) > 1:
+    if any(array.ndim == 0 for array in arrays.values()) or len({len(array) for array in arrays.values()}) > 1:
         raise DataError(f"Expected columns of one length in {path.name}.")

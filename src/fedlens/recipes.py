@@ -29,7 +29,7 @@ class RecipeError(ValueError):
 
 
 class _Table(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Bug(_Table):
@@ -218,6 +218,13 @@ class Recipe(_Table):
             problems.append(f"expected one or two selections, got {len(self.selections)}")
         if self.primary is None and any(selection.by != "everyone" for selection in self.selections.values()):
             problems.append("selections by accuracy, right or wrong need a [primary] model")
+        for name, selection in self.selections.items():
+            alone = selection.by == "everyone" or (selection.by != "accuracy" and selection.minimum_examples == 1)
+            if self.privacy.unit == Unit.EXAMPLE and not alone:
+                problems.append(
+                    f"selection {name} with unit = 'example': one example would decide about its user's others; "
+                    "select by everyone, or by right or wrong with minimum_examples = 1"
+                )
         try:
             self.gan()
         except ValueError as error:
@@ -335,7 +342,8 @@ def to_toml(recipe: Recipe) -> str:
         if place:
             lines.extend(["", f"[{place}]"])
         tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-        lines.extend(f"{key} = {json.dumps(value)}" for key, value in values.items() if key not in tables)
+        scalars = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items() if key not in tables}
+        lines.extend(f"{key} = {value}" for key, value in scalars.items())
         for key, value in tables.items():
             table(value, f"{place}.{key}" if place else key)
 

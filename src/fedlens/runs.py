@@ -72,10 +72,11 @@ class Run:
         source = recipe.data.path
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
+        _checked_device(device)
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         run = cls(folder=folder, recipe=recipe, ledger_path=ledger_path, seed=seed, device=device)
-        folder.mkdir(parents=True)
         promise = run.promised()
+        folder.mkdir(parents=True)
         files.write(folder / "recipe.toml", to_toml(recipe))
         files.write(folder / "plan.json", json.dumps(run.plan(), indent=1))
         files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
@@ -87,17 +88,21 @@ class Run:
     def opened(cls, folder: pathlib.Path) -> "Run":
         try:
             about = json.loads((folder / "run.json").read_text())
+            known = about["recipe_sha256"], about["ledger"], about["seed"], about["device"]
         except FileNotFoundError:
             raise ValueError(f"Expected a run folder, found no run.json in {folder}.") from None
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise ValueError(f"Expected a whole run.json in {folder}; it is damaged.") from None
         recipe = Recipe.open(folder / "recipe.toml")
-        if recipe.digest != about["recipe_sha256"]:
+        digest, ledger_path, seed, device = known
+        if recipe.digest != digest:
             raise ValueError(f"Expected the recipe that {folder.name} was started with; recipe.toml has changed.")
         return cls(
             folder=folder,
             recipe=recipe,
-            ledger_path=pathlib.Path(about["ledger"]),
-            seed=about["seed"],
-            device=about["device"],
+            ledger_path=pathlib.Path(ledger_path),
+            seed=seed,
+            device=device,
         )
 
     def promised(self) -> Guarantee:
@@ -120,7 +125,8 @@ class Run:
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
         book = Ledger(self.ledger_path)
         population, primary = self._private_side()
-        models, warnings = [], []
+        models: list[Model] = []
+        warnings: list[str] = []
         for selection in self.recipe.selections:
             model = self._trained(selection, population, primary, book, watch)
             if model is None:
@@ -130,10 +136,16 @@ class Run:
                 )
             else:
                 models.append(model)
+                warnings += self._lost_rounds(model)
         report = self._report(models, primary, tuple(warnings), book)
         report.save(self.folder)
         self._close()
         return report
+
+    def _lost_rounds(self, model: Model) -> list[str]:
+        lost = self.recipe.privacy.rounds - model.rounds
+        told = f"{model.label}: {lost} of {self.recipe.privacy.rounds} rounds were charged but lost in an interruption"
+        return [f"{told}; the model stopped early"] if lost else []
 
     def _private_side(self) -> tuple[Population, Primary | None]:
         source = self.recipe.data
@@ -173,7 +185,12 @@ class Run:
             images, labels = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
             params = network.fitted(images, labels, seed=self.recipe.seed, epochs=wanted.epochs)
             Primary(network, params).save(kept)
-        return Primary.open(kept)  # as saved, so that a resumed run asks the very same classifier
+        primary = Primary.open(kept)  # as saved, so that a resumed run asks the very same classifier
+        if primary.network.side != self.recipe.side:
+            raise ValueError(
+                f"Expected a primary model for side={self.recipe.side}, got one for {primary.network.side}."
+            )
+        return primary
 
     def _selected(self, selection: str, population: Population, primary: Primary | None) -> Population:
         rule = self.recipe.selections[selection]
@@ -222,6 +239,7 @@ class Run:
             spending=book.spending(account.run),
             delta=self.recipe.privacy.delta,
             recipe_sha256=self.recipe.digest,
+            rounds=int(state["round"]),
         )
         model.save(folder / "model.safetensors")
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
@@ -330,6 +348,13 @@ def noise_to_signal(recipe: Recipe, train: Plan) -> float:
     """The norm of the noise in one round's mean, over the largest norm the mean can have."""
     weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
     return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
+
+
+def _checked_device(device: str) -> None:
+    kind, _, number = device.partition(":")
+    there = torch.cuda.device_count() if kind == "cuda" else 1
+    if kind not in ("cpu", "cuda") or not (number or "0").isdecimal() or int(number or 0) >= there:
+        raise ValueError(f"Expected a device of this machine (cpu, or cuda where there is one), got {device!r}.")
 
 
 def default_device() -> str:

@@ -259,14 +259,17 @@ class SimulatedCurator:
         Asked again, a question meets the same noise, and must then meet the same data: everything that shapes the
         answer is in the name. The ledger keeps it, as a keyed tag against which no guess about the data can be tested.
         """
+        account, engine = dataclasses.asdict(self._account), repr(self.engine)  # another chunk size rounds differently
+        if self._randomness.simulated:
+            account, engine = {"part": self._account.part}, ""  # a seed repeats a run, whatever its name and machine
         names = [
-            dataclasses.asdict(self._account),
+            account,
+            engine,
             self._stage,
             self._position,
             self._plan.canonical(),
             self._width,
             self._fingerprint,
-            repr(self.engine),  # another chunk size rounds differently
             _named(contribute),
             trees.digest(message),
             __version__,
@@ -293,7 +296,8 @@ class SimulatedCurator:
         """Noise on the sum, both on one power-of-two grid; then the public divisor."""
         noise = self._randomness.normal(f"{query}/noise", sum(leaf.numel() for leaf in total.values()), self._device)
         grid, answer, at = self._plan.grid, {}, 0
-        for name, leaf in total.items():
+        for name in sorted(total):  # not in the order of a dict: the same question must meet the same noise everywhere
+            leaf = total[name]
             piece = noise[at : at + leaf.numel()].view_as(leaf)
             at += leaf.numel()
             noisy = leaf + torch.round(self._plan.stddev * piece / grid) * grid

@@ -1,5 +1,6 @@
 """Commented recipes to start from."""
 
+import json
 import pathlib
 
 _HEAD = """\
@@ -11,7 +12,7 @@ side = 28                     # images are side x side
 
 [data]
 source = "{source}"
-path = "{data}"
+path = {data}
 """
 _NPZ = """\
 images = "x"                  # names of the arrays in the file
@@ -20,7 +21,7 @@ users = "user"
 """
 _PRIMARY = """
 [primary]                     # the model whose mistakes are looked into; it must not have seen the private data
-model = "{model}"
+model = {model}
 """
 _SELECTIONS = {
     "T1": """
@@ -75,6 +76,10 @@ def recipe(task: str, data: str, model: str, file: str = "recipe.toml") -> str:
     if task not in _SELECTIONS:
         raise ValueError(f"Expected a task of {', '.join(_SELECTIONS)}, got {task!r}.")
     source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
-    head = _HEAD.format(file=file, name=f"look-{task.lower()}", task=task, source=source, data=data)
-    primary = _PRIMARY.format(model=model) if task != "T1" else ""
+    head = _HEAD.format(file=file, name=f"look-{task.lower()}", task=task, source=source, data=_quoted(data))
+    primary = _PRIMARY.format(model=_quoted(model)) if task != "T1" else ""
     return head + (_NPZ if source == "npz" else "") + primary + _SELECTIONS[task] + _TAIL
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

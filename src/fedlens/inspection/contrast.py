@@ -3,6 +3,7 @@
 Everything here reads samples only, so it costs no privacy.
 """
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -32,21 +33,28 @@ def contrast(
     provenance: dict[str, str] | None = None,
 ) -> Report:
     """`left` is the suspicious side, `right` the healthy one; with one side alone, a sanity check (T1)."""
-    sides = (left,) if right is None else (left, right)
+    sides: tuple[Samples, ...] = (left,) if right is None else (left, right)
     if len({side.images.shape[1:] for side in sides}) > 1:
         raise ValueError("Expected samples of one size to compare.")
-    hypotheses = ranked(left.images, right.images) if right else ()
+    broken = tuple(side for side in sides if not side.images.isfinite().all())
+    # A model that diverged has spent its budget all the same: what it drew is shown as mid grey, and said.
+    sides = tuple(dataclasses.replace(side, images=side.images.nan_to_num(0, 1, -1)) for side in sides)
+    hypotheses = ranked(sides[0].images, sides[1].images) if right else ()
     numbers = _numbers(sides, primary)
     return Report(
         title=title,
-        findings=_findings(hypotheses, numbers),
+        findings=() if broken else _findings(hypotheses, numbers),
         guarantee=guarantee([side.spending for side in sides], max(side.delta for side in sides)),
         runs=tuple(_run(side) for side in sides),
         pictures=tuple(_picture(side) for side in sides),
         numbers=numbers,
         histogram=_histogram(sides),
         hypotheses=hypotheses,
-        warnings=(*warnings, *_warnings(sides)),
+        warnings=(
+            *warnings,
+            *(f"{side.label}: the model diverged; nothing can be concluded" for side in broken),
+            *_warnings(sides),
+        ),
         provenance=provenance or {},
     )
 

@@ -47,6 +47,7 @@ class Model:
     spending: Spending
     delta: float
     recipe_sha256: str
+    rounds: int
 
     def sampled(self, count: int, seed: int) -> Samples:
         images = self.gan.samples(self.generator, count, seed)
@@ -57,13 +58,14 @@ class Model:
             "gan": dataclasses.asdict(self.gan),
             "label": self.label,
             "recipe_sha256": self.recipe_sha256,
+            "rounds": self.rounds,
         }
         tensorfiles.write(path, self.generator, about | provenance(self.spending, self.delta))
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Model":
         generator, about = tensorfiles.read(path)
-        missing = {"gan", "label", "spending", "delta", "recipe_sha256"} - about.keys()
+        missing = {"gan", "label", "spending", "delta", "recipe_sha256", "rounds"} - about.keys()
         if missing:
             raise ValueError(
                 f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
@@ -75,6 +77,7 @@ class Model:
             spending=Spending.from_dict(about["spending"]),
             delta=about["delta"],
             recipe_sha256=about["recipe_sha256"],
+            rounds=about["rounds"],
         )
 
 

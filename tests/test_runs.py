@@ -1,0 +1,689 @@
+"""Run folders: whole, honest, resumable to the same end, and silent about the people in the data."""
+
+import errno
+import hashlib
+import json
+import math
+import pathlib
+import re
+import shutil
+import sqlite3
+import stat
+import types
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from fedlens import data, files, runs, tensorfiles
+from fedlens.curator import PrivacySpentError
+from fedlens.inspection import Model, Samples
+from fedlens.ledger import Ledger
+from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.population import DataError
+from fedlens.recipes import Recipe, to_toml
+from fedlens.runs import Run
+from fedlens.simulation import Engine
+
+TINY = """
+name = "tiny"
+task = "T1"
+side = 8
+[data]
+source = "digits"
+deal_to = 30
+[selections.all]
+by = "everyone"
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+rounds = 4
+users = 30
+population = 40
+clip = 0.1
+minimum_users = 5
+[model]
+critic_widths = [4, 6]
+generator_latent = 4
+generator_hidden = 12
+generator_widths = [8, 4]
+[training]
+batch = 4
+local_steps = 2
+generator_steps = 1
+generator_batch = 8
+generator = { kind = "adam", rate = 1e-3 }
+"""
+PAIR = TINY.replace(
+    '[selections.all]\nby = "everyone"',
+    '[primary]\nepochs = 1\nwidths = [4]\n[selections.low]\nby = "wrong"\nminimum_examples = 1\n'
+    '[selections.high]\nby = "right"\nminimum_examples = 1',
+)
+
+
+def named(patched, digit):
+    patched.setattr(runs, "secrets", types.SimpleNamespace(token_hex=lambda size: digit * 2 * size))
+
+
+def measured(patched, chunk):
+    patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=chunk)))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def steady():
+    """One name and one engine for all runs: the fastest engine depends on the weather, and both shape the noise."""
+    with pytest.MonkeyPatch.context() as patched:
+        named(patched, "0")
+        measured(patched, chunk=8)
+        yield
+
+
+def created(out, *overrides, recipe=TINY, seed=0):
+    parsed = Recipe.parsed(recipe, overrides)
+    return Run.created(parsed, out, ledger_path=out / "ledger.sqlite", seed=seed, device="cpu")
+
+
+def quiet(selection, done, rounds, facts):
+    pass
+
+
+def interrupting(after, selection=None):
+    """A watcher that presses Ctrl-C after so many rounds."""
+
+    def watch(name, done, rounds, facts):
+        if done == after and selection in (None, name):
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def entries(run):
+    """How many releases the ledger holds, by model and stage."""
+    with sqlite3.connect(run.ledger_path) as book:
+        return dict(book.execute("select run || ' ' || stage, count(*) from entries group by run, stage").fetchall())
+
+
+def paid(run, rounds, selection="all"):
+    return {f"{run.name}/{selection} count": 1, f"{run.name}/{selection} train": rounds}
+
+
+def generator(run, selection="all"):
+    return Model.open(run.folder / selection / "model.safetensors").generator
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def header(path):
+    with safe_open(path, "pt") as file:
+        return {key: json.loads(value) for key, value in file.metadata().items()}
+
+
+def names(folder):
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def finished(steady, tmp_path_factory):
+    """An uninterrupted run of TINY with seed 0, for all to compare with."""
+    run = created(tmp_path_factory.mktemp("finished"))
+    report = run.executed(quiet)
+    return types.SimpleNamespace(run=run, report=report, folder=run.folder)
+
+
+# A finished run
+
+
+def test_a_finished_folder_holds_everything_and_nothing_else(finished):
+    assert names(finished.folder) == {
+        "recipe.toml",
+        "plan.json",
+        "statement.md",
+        "run.json",
+        "report.html",
+        "report.json",
+        "MANIFEST.json",
+        "all/count.json",
+        "all/metrics.jsonl",
+        "all/model.safetensors",
+        "samples/all.safetensors",
+        f"samples/{finished.run.name}-all.png",
+    }
+
+
+def test_the_manifest_has_the_hash_of_every_file(finished):
+    manifest = json.loads((finished.folder / "MANIFEST.json").read_text())
+    assert set(manifest) == names(finished.folder) - {"MANIFEST.json"}
+    for name, digest in manifest.items():
+        assert hashlib.sha256((finished.folder / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_the_saved_recipe_is_the_one_that_ran(finished):
+    saved = Recipe.open(finished.folder / "recipe.toml")
+    assert saved == Recipe.parsed(TINY)
+    assert json.loads((finished.folder / "run.json").read_text())["recipe_sha256"] == saved.digest
+
+
+def test_the_plan_and_the_statement_promise_what_the_report_says_was_spent(finished):
+    promised = json.loads((finished.folder / "plan.json").read_text())
+    report = json.loads((finished.folder / "report.json").read_text())
+    assert promised["guarantee"] == report["guarantee"]
+    assert 7.9 < report["guarantee"]["epsilon"] <= 8.0
+    assert promised["train"]["releases"] == 4
+    statement = (finished.folder / "statement.md").read_text()
+    assert finished.report.guarantee.headline in statement
+    assert "Not covered" in statement
+
+
+def test_the_model_carries_its_guarantee_and_its_recipe_in_its_header(finished):
+    about = header(finished.folder / "all" / "model.safetensors")
+    assert about["recipe_sha256"] == finished.run.recipe.digest
+    assert about["guarantee"] == json.loads((finished.folder / "report.json").read_text())["guarantee"]
+    assert about["guarantee"]["simulated"] is True
+    assert [plan["releases"] for plan in about["spending"]["plans"]] == [1, 4]
+
+
+def test_the_samples_carry_their_guarantee_and_say_that_they_are_synthetic(finished):
+    path = finished.folder / "samples" / "all.safetensors"
+    assert header(path)["synthetic"] is True
+    samples = Samples.open(path)
+    assert samples.guarantee == finished.report.guarantee
+    assert samples.images.shape == (512, 1, 8, 8)
+
+
+def test_the_ledger_holds_one_count_and_as_many_releases_as_rounds(finished):
+    assert entries(finished.run) == paid(finished.run, 4)
+
+
+def test_the_metrics_have_a_line_per_round_with_a_growing_epsilon(finished):
+    lines = [json.loads(line) for line in (finished.folder / "all" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3, 4]
+    spent = [line["epsilon_so_far"] for line in lines]
+    assert spent == sorted(set(spent))
+    assert spent[-1] == pytest.approx(finished.report.guarantee.epsilon, abs=1e-3)
+
+
+def test_a_finished_run_is_not_run_again(finished):
+    before = entries(finished.run)
+    with pytest.raises(ValueError, match=f"{finished.run.name} is complete"):
+        Run.opened(finished.folder).executed(quiet)
+    assert entries(finished.run) == before
+
+
+def test_the_pictures_of_the_report_are_in_the_folder(finished):
+    (image,) = json.loads((finished.folder / "report.json").read_text())["images"]
+    assert (finished.folder / image["file"]).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_pair_of_models_is_compared_at_their_joint_price(tmp_path):
+    run = created(tmp_path, "privacy.rounds=2", recipe=PAIR)
+    report = run.executed(quiet)
+    assert {run["label"] for run in report.runs} == {"low", "high"}
+    assert entries(run) == paid(run, 2, "low") | paid(run, 2, "high")
+    assert report.guarantee.epsilon == run.promised().epsilon <= 8.0
+    assert (
+        report.guarantee.epsilon > Model.open(run.folder / "low" / "model.safetensors").sampled(1, 0).guarantee.epsilon
+    )
+    assert len(report.hypotheses) > 1
+
+
+def test_a_seed_repeats_a_run_and_another_seed_does_not(tmp_path, finished):
+    again, other = created(tmp_path / "again"), created(tmp_path / "other", seed=1)
+    for run in (again, other):
+        run.executed(quiet)
+    assert_same(generator(again), generator(finished.run))
+    assert not torch.equal(generator(other)["image.weight"], generator(finished.run)["image.weight"])
+
+
+def test_a_seed_repeats_a_run_whatever_its_name_and_whatever_engine_is_fastest_that_day(
+    tmp_path, monkeypatch, finished
+):
+    """`--simulate SEED` promises to be repeatable, and nobody chooses either."""
+    named(monkeypatch, "1")
+    measured(monkeypatch, chunk=3)
+    run = created(tmp_path)
+    run.executed(quiet)
+    torch.testing.assert_close(
+        generator(run), generator(finished.run), rtol=1e-3, atol=1e-4
+    )  # chunks round differently
+
+
+# Interrupted and resumed
+
+
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, finished, after):
+    run = created(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(after))
+    assert entries(run) == paid(run, after)
+    assert not (run.folder / "MANIFEST.json").exists()
+    assert (run.folder / "all" / "checkpoint.safetensors").exists()
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+    assert entries(run) == paid(run, 4)
+    assert not (run.folder / "all" / "checkpoint.safetensors").exists()
+
+
+def test_a_run_may_be_interrupted_again_and_again(tmp_path, finished):
+    run = created(tmp_path)
+    for after in (1, 2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            Run.opened(run.folder).executed(interrupting(after))
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+    assert entries(run) == paid(run, 4)
+    lines = [json.loads(line)["round"] for line in (run.folder / "all" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_full_disk_during_a_checkpoint_costs_nothing(tmp_path, monkeypatch, finished, failing):
+    write, tried = files.write, []
+
+    def full(path, content):
+        if path.name == "checkpoint.safetensors":
+            tried.append(path)
+            if len(tried) >= failing:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    run = created(tmp_path)
+    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            run.executed(quiet)
+    assert entries(run) == paid(run, failing)
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+    assert entries(run) == paid(run, 4)
+
+
+def test_a_disk_that_is_full_when_the_model_is_saved_costs_nothing(tmp_path, monkeypatch, finished):
+    write = files.write
+
+    def full(path, content):
+        if path.name == "model.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    run = created(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "write", full)
+        with pytest.raises(OSError, match="No space left"):
+            run.executed(quiet)
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+    assert entries(run) == paid(run, 4)
+
+
+def test_a_process_that_dies_without_a_word_costs_nothing_after_its_first_round(tmp_path, finished):
+    """A crash leaves the checkpoint of the first round; the rounds after it are asked again, at no price."""
+    run = created(tmp_path)
+
+    def dying(name, done, rounds, facts):
+        if done == 3:
+            raise SystemError("killed")
+
+    with pytest.raises(SystemError):
+        run.executed(dying)
+    assert int(tensorfiles.read(run.folder / "all" / "checkpoint.safetensors")[0]["round"]) == 1
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+    assert entries(run) == paid(run, 4)
+
+
+def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(door):
+    """A checkpoint gives a message back in the order of the alphabet. Two answers would cost one and cancel noise."""
+    recipe, book = Recipe.parsed(TINY), Ledger()
+    algorithm, (population, _) = recipe.algorithm(), data.digits(30)
+    message = algorithm.message(algorithm.start(), torch.Generator().manual_seed(0))
+    answers = []
+    for names in (list(message), sorted(message), list(message)[::-1]):
+        curator = door(population, recipe.plans()[1], ledger=book, engine=Engine(chunk=8), examples_per_unit=8)
+        answers.append(curator.noisy_mean(algorithm.critic_update, {name: message[name] for name in names}))
+    assert book.spent("run", "train") == 1
+    assert_same(answers[0], answers[1])
+    assert_same(answers[0], answers[2])
+
+
+def test_a_resumed_run_keeps_the_engine_it_began_with(tmp_path, monkeypatch, finished):
+    run = created(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    measured(monkeypatch, chunk=3)
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+
+
+def test_rounds_lost_for_good_are_admitted_in_the_report(tmp_path, monkeypatch):
+    """The checkpoint is gone and the machine has changed: no question can be asked again, the budget is spent."""
+    run = created(tmp_path, seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(4))
+    (run.folder / "all" / "checkpoint.safetensors").unlink()
+    measured(monkeypatch, chunk=3)
+    report = Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 4)
+    assert report.guarantee.epsilon <= 8.0
+    assert any("all" in warning and "round" in warning for warning in report.warnings)
+
+
+def test_an_interrupted_pair_trains_each_model_once(tmp_path):
+    whole = created(tmp_path / "whole", "privacy.rounds=2", recipe=PAIR)
+    whole.executed(quiet)
+    run = created(tmp_path / "broken", "privacy.rounds=2", recipe=PAIR)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1, "high"))
+    Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 2, "low") | paid(run, 2, "high")
+    for selection in ("low", "high"):
+        assert_same(generator(run, selection), generator(whole, selection))
+
+
+def test_an_adaptive_clip_is_resumed_where_it_stood(tmp_path):
+    adaptive = TINY.replace("clip = 0.1", "adaptive_clip = { start = 0.1 }")
+    whole, run = created(tmp_path / "whole", recipe=adaptive), created(tmp_path / "broken", recipe=adaptive)
+    whole.executed(quiet)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(whole))
+    metrics = [(each.folder / "all" / "metrics.jsonl").read_text() for each in (whole, run)]
+    assert metrics[0] == metrics[1]
+    assert len({json.loads(line)["clip"] for line in metrics[0].splitlines()}) == 4
+
+
+def test_secret_noise_is_kept_for_an_interrupted_run_and_forgotten_afterwards(tmp_path):
+    run = created(tmp_path, seed=None)
+    key = tmp_path / ".private" / f"{run.name}.all.key"
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    assert stat.S_IMODE(key.stat().st_mode) == 0o600
+    assert stat.S_IMODE(key.parent.stat().st_mode) == 0o700
+    assert len(key.read_bytes()) == 32
+    assert not any(key.read_bytes() in path.read_bytes() for path in run.folder.rglob("*") if path.is_file())
+    report = Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 4)
+    assert not list(key.parent.iterdir())
+    assert not report.guarantee.simulated
+
+
+def test_secret_noise_is_another_one_each_time(tmp_path):
+    models = []
+    for name in ("first", "second"):
+        run = created(tmp_path / name, "privacy.rounds=1", seed=None)
+        run.executed(quiet)
+        models.append(generator(run))
+        assert not list((tmp_path / name / ".private").iterdir())
+    assert not torch.equal(models[0]["image.weight"], models[1]["image.weight"])
+
+
+def test_a_run_whose_secret_was_lost_gets_nothing_more(tmp_path):
+    run = created(tmp_path, seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    (tmp_path / ".private" / f"{run.name}.all.key").unlink()
+    with pytest.raises(PrivacySpentError):
+        Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 2)
+
+
+# Refusals
+
+
+def test_an_edited_recipe_is_not_resumed(tmp_path):
+    run = created(tmp_path)
+    path = run.folder / "recipe.toml"
+    path.write_text(path.read_text().replace("rounds = 4", "rounds = 5"))
+    with pytest.raises(ValueError, match=r"recipe\.toml has changed"):
+        Run.opened(run.folder)
+
+
+def test_a_recipe_written_otherwise_with_the_same_settings_is_resumed(tmp_path):
+    run = created(tmp_path)
+    path = run.folder / "recipe.toml"
+    path.write_text("# a remark\n" + path.read_text())
+    assert Run.opened(run.folder).recipe == run.recipe
+
+
+def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
+    run, other = created(tmp_path / "one"), created(tmp_path / "two", "training.local_rate=0.1")
+    for each in (run, other):
+        with pytest.raises(KeyboardInterrupt):
+            each.executed(interrupting(2))
+    shutil.copy(other.folder / "all" / "checkpoint.safetensors", run.folder / "all" / "checkpoint.safetensors")
+    with pytest.raises(ValueError, match="it belongs to another one"):
+        Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 2)
+
+
+@pytest.mark.parametrize("kept", [0.0, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_named(tmp_path, kept):
+    run = created(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    path = run.folder / "all" / "checkpoint.safetensors"
+    path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors; it is cut short or damaged"):
+        Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 2)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", "{}", '{"ledger": 1'])
+def test_a_folder_that_is_no_run_is_refused(tmp_path, content):
+    run = created(tmp_path)
+    (run.folder / "run.json").unlink()
+    if content is not None:
+        (run.folder / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"run\.json"):
+        Run.opened(run.folder)
+
+
+def test_an_epsilon_out_of_reach_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"epsilon=0\.01"):
+        created(tmp_path / "out", "privacy.epsilon=0.01")
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_missing_data_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(DataError, match=r"absent\.npz; there is nothing"):
+        created(tmp_path / "out", "data.source=npz", f"data.path={tmp_path / 'absent.npz'}")
+    assert not list(tmp_path.rglob("*"))
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:77"])
+def test_a_device_that_is_not_there_is_refused_before_anything_is_charged(tmp_path, device):
+    with pytest.raises(ValueError, match=device):
+        Run.created(
+            Recipe.parsed(TINY), tmp_path, ledger_path=tmp_path / "ledger.sqlite", seed=0, device=device
+        ).executed(quiet)
+    assert not (tmp_path / "ledger.sqlite").exists()
+
+
+def test_images_of_another_size_are_refused_before_anything_is_charged(tmp_path):
+    run = created(tmp_path, "side=16")
+    with pytest.raises(DataError, match=r"Expected images of \(1, 16, 16\), got \(1, 8, 8\)"):
+        run.executed(quiet)
+    assert entries(run) == {}
+
+
+def test_a_primary_model_for_images_of_another_size_is_refused_before_anything_is_charged(tmp_path):
+    network = ConvClassifier(side=16, widths=(4,), hidden=8)
+    Primary(network, network.init(0)).save(tmp_path / "cnn.safetensors")
+    run = created(tmp_path, f"primary.model={tmp_path / 'cnn.safetensors'}", recipe=PAIR)
+    with pytest.raises(ValueError, match="16"):
+        run.executed(quiet)
+    assert entries(run) == {}
+
+
+def test_a_missing_primary_model_is_named_before_anything_is_charged(tmp_path):
+    run = created(tmp_path, "primary.model=absent.safetensors", recipe=PAIR)
+    with pytest.raises(ValueError, match=r"absent\.safetensors; it is missing"):
+        run.executed(quiet)
+    assert entries(run) == {}
+
+
+# Few users, no noise
+
+
+def test_a_group_with_too_few_users_gets_no_model_and_no_finding(tmp_path):
+    run = created(tmp_path, "privacy.minimum_users=100")
+    report = run.executed(quiet)
+    assert (report.findings, report.runs, report.pictures) == ((), (), ())
+    (warning,) = report.warnings
+    assert warning.startswith("all: a noisy head count found fewer than 100 users")
+    assert entries(run) == {f"{run.name}/all count": 1}
+    assert 0 < report.guarantee.epsilon < 2
+    assert not list(run.folder.rglob("model.safetensors"))
+    assert (run.folder / "report.html").exists()
+    assert (run.folder / "MANIFEST.json").exists()
+
+
+def test_of_two_groups_the_one_with_enough_users_is_shown_alone(tmp_path):
+    nobody = PAIR.replace('by = "wrong"', 'by = "accuracy"\nbelow = 0.001').replace(
+        'by = "right"', 'by = "accuracy"\nat_least = 0.001'
+    )
+    run = created(tmp_path, "privacy.rounds=1", "privacy.count_noise=1.0", recipe=nobody)
+    report = run.executed(quiet)
+    assert [each["label"] for each in report.runs] == ["high"]
+    assert report.findings == ()
+    assert any(warning.startswith("low: ") for warning in report.warnings)
+    assert entries(run) == {f"{run.name}/low count": 1} | paid(run, 1, "high")
+    assert "score" not in report.text()
+
+
+def test_without_noise_every_epsilon_is_infinite(tmp_path):
+    silent = TINY.replace("epsilon = 8.0", "noise_multiplier = 0.0")
+    run = created(tmp_path, "privacy.rounds=2", recipe=silent)
+    told = []
+    report = run.executed(lambda name, done, rounds, facts: told.append(facts["epsilon_so_far"]))
+    assert report.guarantee.epsilon == math.inf
+    assert told == ["infinity", "infinity"]
+    for name in ("plan.json", "report.json"):
+        assert json.loads((run.folder / name).read_text())["guarantee"]["epsilon"] == "infinity"
+    for path in (run.folder / "all" / "model.safetensors", run.folder / "samples" / "all.safetensors"):
+        assert header(path)["guarantee"]["epsilon"] == "infinity"
+    for name in ("statement.md", "report.html"):
+        assert "INFINITE" in (run.folder / name).read_text()
+    assert "INFINITE" in report.text()
+    for path in run.folder.rglob("*"):
+        if path.suffix in (".json", ".jsonl", ".md", ".html", ".toml"):
+            assert not re.search(r'epsilon(_so_far)?[\s":=*]*[\d.]', path.read_text()), path.name
+
+
+def test_a_model_that_diverged_still_ends_in_a_report(tmp_path):
+    wild = PAIR.replace('generator = { kind = "adam", rate = 1e-3 }', "generator = { rate = 1e30 }")
+    run = created(tmp_path, "privacy.rounds=2", "privacy.minimum_users=1", recipe=wild)
+    report = run.executed(quiet)
+    assert report.findings == ()
+    assert {warning.partition(":")[0] for warning in report.warnings} == {"low", "high"}
+
+
+# Silence
+
+
+USERS = 61
+ID = 987654321
+
+
+@pytest.fixture
+def crowd(tmp_path):
+    """61 users with ids nobody could guess, and 7 images each: 427 in all."""
+    rng = np.random.default_rng(0)
+    ids = np.repeat(ID + np.arange(USERS), 7)
+    path = tmp_path / "crowd.npz"
+    np.savez(path, x=rng.integers(0, 256, (len(ids), 8, 8), dtype=np.uint8), y=rng.integers(0, 10, len(ids)), user=ids)
+    return path
+
+
+def test_nothing_that_leaves_a_run_tells_a_user_or_how_many_there_are(tmp_path, crowd, monkeypatch, capfd):
+    released = []
+
+    class Overheard(runs.SimulatedCurator):
+        def noisy_mean(self, contribute, message):
+            answer = super().noisy_mean(contribute, message)
+            released.append(answer)
+            return answer
+
+    monkeypatch.setattr(runs, "SimulatedCurator", Overheard)
+    settings = ["data.source=npz", f"data.path={crowd}", "privacy.population=100", "privacy.rounds=2"]
+    run = created(
+        tmp_path / "out", *settings, recipe=TINY.replace("deal_to = 30\n", "").replace("users = 30", "users = 50")
+    )
+    told = []
+    report = run.executed(lambda *facts: told.append(repr(facts)))
+    noisy = round(float(released[0]["users"]), 1)
+    assert json.loads((run.folder / "all" / "count.json").read_text()) == {"noisy_users": noisy}
+    assert noisy != USERS
+    assert abs(noisy - USERS) < 6 * 4
+    said = {"watcher": "".join(told), "report": report.text(), "output": "".join(capfd.readouterr())}
+    for path in run.folder.rglob("*"):
+        if path.suffix in (".json", ".jsonl", ".md", ".html", ".toml"):
+            said[path.name] = path.read_text()
+        elif path.suffix == ".safetensors":
+            said[path.name] = json.dumps(header(path))
+    with sqlite3.connect(run.ledger_path) as book:
+        said["ledger"] = "\n".join(map(str, book.execute("select * from entries").fetchall()))
+    assert len(said) > 10
+    for name, text in said.items():
+        text = re.sub(r"data:image/png;base64,[\w+/=]+", "", text)
+        assert "98765" not in text, name
+        for secret in (USERS, 7 * USERS):
+            assert not re.search(rf"(?<![\w.,#-]){secret}(?![\w.%])", text), (name, secret)
+
+
+def test_a_checkpoint_tells_no_user_and_no_count(tmp_path, crowd):
+    run = created(tmp_path / "out", "data.source=npz", f"data.path={crowd}", "privacy.population=100")
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    state, about = tensorfiles.read(run.folder / "all" / "checkpoint.safetensors")
+    assert set(about) == {"recipe_sha256", "engine"}
+    assert all(USERS not in leaf.shape for leaf in state.values())
+    assert str(ID) not in json.dumps(about)
+
+
+def test_data_that_changed_under_an_interrupted_run_gets_no_second_answer(tmp_path, crowd):
+    run = created(tmp_path / "out", "data.source=npz", f"data.path={crowd}", "privacy.population=100")
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    with np.load(crowd) as whole:
+        columns = dict(whole)
+    columns["x"][0] = 255 - columns["x"][0]
+    np.savez(crowd, **columns)
+    with pytest.raises(PrivacySpentError):
+        Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, 2)
+
+
+def test_example_level_privacy_counts_examples(tmp_path):
+    run = created(tmp_path, "privacy.rounds=1", "privacy.unit=example", "privacy.users=450", "privacy.population=600")
+    report = run.executed(quiet)
+    assert report.guarantee.unit == "example"
+    counted = json.loads((run.folder / "all" / "count.json").read_text())["noisy_users"]
+    assert counted == pytest.approx(450, abs=6 * 4)
+
+
+def test_a_run_is_resumed_from_another_folder(tmp_path, monkeypatch, finished):
+    """Paths of the ledger are kept whole."""
+    monkeypatch.chdir(tmp_path)
+    out = pathlib.Path("out")
+    run = Run.created(Recipe.parsed(TINY), out, ledger_path=out / "ledger.sqlite", seed=0, device="cpu")
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1))
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resumed = Run.opened(tmp_path / "out" / run.name)
+    resumed.executed(quiet)
+    assert_same(generator(resumed), generator(finished.run))
+    assert entries(resumed) == paid(run, 4)
+
+
+def test_the_resolved_recipe_can_be_run_again_by_itself(finished, tmp_path):
+    again = created(tmp_path, recipe=(finished.folder / "recipe.toml").read_text())
+    assert to_toml(again.recipe) == (finished.folder / "recipe.toml").read_text()
