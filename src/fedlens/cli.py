@@ -5,6 +5,7 @@ import importlib.resources
 import json
 import os
 import pathlib
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -80,7 +81,7 @@ def init(
     """Write a commented recipe to start from."""
     from fedlens import files, templates
 
-    text = templates.recipe(task, data, model)
+    text = templates.recipe(task, data, model, shlex.quote(str(to)))
     if to.exists():
         raise ValueError(f"Expected no file at {to}; it would be overwritten.")
     files.write(to, text)
@@ -137,6 +138,10 @@ def run(
     if (recipe is None) == (resume is None):
         raise ValueError("Expected a recipe, or --resume with a run folder.")
     if resume is not None:
+        if sets or ledger or simulate is not None or device:
+            raise ValueError(
+                "Expected --resume without --set, --ledger, --simulate or --device: a run goes on as it was started."
+            )
         _execute(Run.opened(resume), as_json)
     elif recipe is not None:
         _execute(_created(Recipe.open(recipe, sets or []), out, ledger, simulate, device), as_json)
@@ -191,6 +196,8 @@ def sample(
 
     samples = _model(folder).sampled(count, seed)
     path = to or folder / f"samples-{seed}.safetensors"
+    if path.suffix == ".png":
+        raise ValueError("Expected --to with another ending than .png: the picture is written beside the samples.")
     samples.save(path)
     files.write(path.with_suffix(".png"), pictures.png_bytes(samples.images[:256]))
     answer = {
@@ -231,7 +238,7 @@ def main() -> None:
     try:
         app()
     except OSError as error:
-        _fail(error.strerror or str(error), FAILED)
+        _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
     except ValueError as error:
         _fail(str(error), USAGE)
     except Exception as error:
@@ -270,7 +277,7 @@ def _execute(started: "Run", as_json: bool) -> None:
         with _progress() as watch:
             report = started.executed(watch)
     except (KeyboardInterrupt, OSError) as error:
-        print(f"Nothing is lost. Go on with: fedlens run --resume {started.folder}", file=sys.stderr)
+        print(f"Nothing is lost. Go on with: fedlens run --resume {shlex.quote(str(started.folder))}", file=sys.stderr)
         if isinstance(error, KeyboardInterrupt):
             raise typer.Exit(INTERRUPTED) from None
         raise
