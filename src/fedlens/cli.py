@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+import fedlens
+
 if TYPE_CHECKING:
     from fedlens.inspection import Model, Report
     from fedlens.runs import Run, Watcher
@@ -45,6 +47,13 @@ Simulate = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is one.")]
 RecipeFile = Annotated[pathlib.Path, typer.Argument(help="A recipe (TOML); `fedlens init` writes one.")]
+
+
+@app.callback(invoke_without_command=True)
+def version(show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
+    if show:
+        print(fedlens.__version__)
+        raise typer.Exit()
 
 
 @app.command()
@@ -239,13 +248,12 @@ def main() -> None:
         app()
     except OSError as error:
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
-    except ValueError as error:
-        _fail(str(error), USAGE)
     except Exception as error:
-        from fedlens.curator import PrivacySpentError
-
-        if isinstance(error, PrivacySpentError):
-            _fail(str(error), OVER_BUDGET)
+        kind, text = type(error).__name__, str(error)
+        if kind == "PrivacySpentError":
+            _fail(text, OVER_BUDGET)
+        if isinstance(error, ValueError) and (kind == "RecipeError" or text.startswith("Expected ")):
+            _fail(text, USAGE)  # one of ours; a library's may quote data
         if os.environ.get("FEDLENS_DEBUG"):
             raise
         where = traceback.extract_tb(error.__traceback__)[-1]
@@ -301,7 +309,8 @@ def _model(folder: pathlib.Path) -> "Model":
     from fedlens.inspection import Model
 
     if not (folder / "model.safetensors").exists():
-        raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing.")
+        hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
+        raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
     return Model.open(folder / "model.safetensors")
 
 

@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -14,26 +15,25 @@ from fedlens.curator import PrivacySpentError
 from fedlens.privacy import Guarantee, Plan, accounting
 
 VERSION = 1
-_SCHEMA = """
-create table if not exists about (version integer not null);
-create table if not exists entries (
-    id integer primary key,
-    at text not null,
-    run text not null,
-    stage text not null,
-    release integer not null,
-    query text not null,
-    population text not null,
-    partition_name text not null,
-    part text not null,
-    plan text not null,
-    simulated integer not null,
-    unique (run, stage, release, query)
-);
-create index if not exists by_run on entries (run);
-create trigger if not exists never_changed before update on entries begin select raise(abort, 'append-only'); end;
-create trigger if not exists never_deleted before delete on entries begin select raise(abort, 'append-only'); end;
-"""
+_SCHEMA = (
+    "create table if not exists about (version integer not null)",
+    """create table if not exists entries (
+        id integer primary key,
+        at text not null,
+        run text not null,
+        stage text not null,
+        release integer not null,
+        query text not null,
+        population text not null,
+        partition_name text not null,
+        part text not null,
+        plan text not null,
+        simulated integer not null,
+        unique (run, stage, release, query)
+    )""",
+    "create trigger if not exists never_changed before update on entries begin select raise(abort, 'append-only'); end",
+    "create trigger if not exists never_deleted before delete on entries begin select raise(abort, 'append-only'); end",
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,10 +73,11 @@ class Ledger:
             if path is not None:
                 pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=30, check_same_thread=False)
-            self._db.execute("pragma journal_mode = wal")
+            self._patiently("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
-            self._db.executescript(_SCHEMA)
             with self._transaction():
+                for statement in _SCHEMA:
+                    self._db.execute(statement)
                 found = self._db.execute("select version from about").fetchone()
                 if found is None:
                     self._db.execute("insert into about values (?)", (VERSION,))
@@ -84,6 +85,18 @@ class Ledger:
             raise ValueError(f"Expected a writable ledger at {path}: {error}.") from None
         if found is not None and found[0] != VERSION:
             raise ValueError(f"Expected ledger version {VERSION}, found {found[0]}.")
+
+    def _patiently(self, statement: str, seconds: float = 30.0) -> None:
+        """SQLite's own patience does not cover a change of the journal's mode while others open the file."""
+        give_up = time.monotonic() + seconds
+        while True:
+            try:
+                self._db.execute(statement)
+                return
+            except sqlite3.OperationalError:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(0.02)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -114,7 +127,10 @@ class Ledger:
             if same:
                 return False
             if count >= plan.releases:
-                raise PrivacySpentError(f"All {plan.releases} releases of the plan are spent.")
+                raise PrivacySpentError(
+                    f"All {plan.releases} releases of the plan are spent. (A resumed run asks its old questions again"
+                    " for free; if its data, secret or engine changed, they are new ones: start a new run.)"
+                )
             entry = {
                 "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "run": account.run,

@@ -218,6 +218,8 @@ class Recipe(_Table):
             problems.append(f"expected one or two selections, got {len(self.selections)}")
         if self.primary is None and any(selection.by != "everyone" for selection in self.selections.values()):
             problems.append("selections by accuracy, right or wrong need a [primary] model")
+        if self.primary and not (self.primary.model or self.primary.public or self.data.source == "digits"):
+            problems.append("[primary] needs model, or public data to train one on")
         for name, selection in self.selections.items():
             alone = selection.by == "everyone" or (selection.by != "accuracy" and selection.minimum_examples == 1)
             if self.privacy.unit == Unit.EXAMPLE and not alone:

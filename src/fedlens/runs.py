@@ -223,7 +223,9 @@ class Run:
         if head_count["users"] < self.recipe.privacy.minimum_users:
             return None
         algorithm = self.recipe.algorithm()
-        state, engine = self._resumed(folder) or (algorithm.start(), None)
+        # A seed promises the same run again, and chunks round differently: with one, the engine is not measured.
+        fixed = Engine(device=self.device, chunk=16) if randomness.simulated else None
+        state, engine = self._resumed(folder) or (algorithm.start(), fixed)
         curator = door(
             plan=train_plan,
             examples_per_unit=algorithm.examples_per_unit,

@@ -226,7 +226,7 @@ class SimulatedCurator:
     def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
         if self.remaining <= 0:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
-        message = trees.moved(message, self._device)
+        message = trees.moved({name: message[name] for name in sorted(message)}, self._device)
         work = Work(contribute=contribute, bound=self._plan.bound, grid=self._plan.grid)
         shape = self._shape(work, message)
         query = self._query(contribute, message)

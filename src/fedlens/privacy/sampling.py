@@ -49,7 +49,7 @@ class Poisson:
 
     def draw(self, units: int, randomness: Randomness, label: str) -> np.ndarray:
         if units > self.population:
-            raise ValueError(f"The data holds more units than the plan's public population={self.population}.")
+            raise ValueError(f"Expected at most population={self.population} units, as planned; the data holds more.")
         joins = np.flatnonzero(randomness.uniform(f"{label}/join", units) < self.rate)
         if len(joins) <= self.cap:
             return joins
