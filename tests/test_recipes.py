@@ -209,8 +209,14 @@ def test_an_override_of_the_wrong_kind_is_a_problem_of_that_setting():
 
 def test_an_environment_variable_stands_for_a_path(monkeypatch):
     monkeypatch.setenv("FEDLENS_TEST_PLACE", "/somewhere")
-    recipe = Recipe.parsed(text(data='source = "npz"\npath = "$FEDLENS_TEST_PLACE/x.npz"'))
+    recipe = Recipe.parsed(text(data='source = "npz"\npath = "$FEDLENS_TEST_PLACE/x.npz"', primary='model = "m"'))
     assert recipe.data.path == "/somewhere/x.npz"
+
+
+def test_a_primary_model_needs_a_file_or_public_data_unless_the_data_brings_its_own():
+    (line,) = problems(text(data='source = "npz"\npath = "x.npz"'))
+    assert "[primary] needs model" in line
+    assert Recipe.parsed(text()).primary is not None
 
 
 # The same recipe again
@@ -226,7 +232,7 @@ def test_every_recipe_of_the_package_parses_and_survives_being_written(path):
 
 @pytest.mark.parametrize("name", ["café.npz", "a 'b' \"c\".npz", "back\\slash.npz", "tab\there.npz", "\U0001f600.npz"])
 def test_a_written_recipe_keeps_every_letter_of_a_path(name):
-    recipe = Recipe.parsed(text(data='source = "npz"\npath = "x.npz"'))
+    recipe = Recipe.parsed(text(data='source = "npz"\npath = "x.npz"', primary='model = "cnn.safetensors"'))
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"path": name})})
     again = Recipe.parsed(to_toml(recipe))
     assert again.data.path == name
