@@ -333,6 +333,8 @@ def test_a_process_that_dies_without_a_word_costs_nothing_after_its_first_round(
     Run.opened(run.folder).executed(quiet)
     assert_same(generator(run), generator(finished.run))
     assert entries(run) == paid(run, 4)
+    lines = [json.loads(line)["round"] for line in (run.folder / "all" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [1, 2, 3, 4]  # rounds done again do not appear twice
 
 
 def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(door):

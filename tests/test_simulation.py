@@ -588,6 +588,26 @@ def test_another_question_meets_other_noise_and_is_charged(door, change):
     assert entries(ledger) + ledger.spent("other", "train") + ledger.spent("run", "other") == 2
 
 
+def test_units_that_remember_something_else_are_asked_another_question(door):
+    """A resumed run whose memories are newer than its checkpoint must not meet the old noise."""
+    people, promised, ledger = vectors(np.zeros((4, 300))), plan(noise=1.0, releases=5), Ledger()
+    secret = Randomness(bytes(32), simulated=False)
+    first, same, other = (
+        asked(
+            door,
+            ledger,
+            population=people,
+            promised=promised,
+            randomness=secret,
+            memory={"kept": torch.full((4, 1), kept)},
+        )
+        for kept in (0.0, 0.0, 1.0)
+    )
+    assert torch.equal(first, same)
+    assert abs(torch.corrcoef(torch.stack([first, other]))[0, 1]) < 0.2
+    assert entries(ledger) == 2
+
+
 def test_another_message_draws_another_cohort(door):
     people, promised = vectors(np.eye(200)), plan(sampling=Poisson(rate=0.5, population=200))
     base = {"population": people, "promised": promised}

@@ -252,6 +252,7 @@ class Run:
     ) -> Tree:
         """Lets the algorithm run, saving as it goes; what was not saved when a run breaks off is done again, free."""
         saved_at, started, first = time.monotonic(), time.monotonic(), int(state["round"])
+        _shortened(folder / "metrics.jsonl", first)
         try:
             for state in states:
                 done = int(state["round"])
@@ -350,6 +351,12 @@ def noise_to_signal(recipe: Recipe, train: Plan) -> float:
     """The norm of the noise in one round's mean, over the largest norm the mean can have."""
     weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
     return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
+
+
+def _shortened(metrics: pathlib.Path, lines: int) -> None:
+    """Drops the lines of rounds that will be done again: one line a round, from the first."""
+    if metrics.exists():
+        files.write(metrics, "".join(metrics.read_text().splitlines(keepends=True)[:lines]))
 
 
 def _checked_device(device: str) -> None:

@@ -254,7 +254,7 @@ class SimulatedCurator:
         return self._shapes[key]
 
     def _query(self, contribute: Contribute, message: Tree) -> str:
-        """Names the question: account, plan, release, data, code and message. Noise and cohort follow from this name.
+        """Names the question: account, plan, release, data, memories, code, message. Noise and cohort follow from it.
 
         Asked again, a question meets the same noise, and must then meet the same data: everything that shapes the
         answer is in the name. The ledger keeps it, as a keyed tag against which no guess about the data can be tested.
@@ -270,6 +270,7 @@ class SimulatedCurator:
             self._plan.canonical(),
             self._width,
             self._fingerprint,
+            trees.digest(self._memory),
             _named(contribute),
             trees.digest(message),
             __version__,
