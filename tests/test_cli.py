@@ -15,6 +15,7 @@ import types
 
 import numpy as np
 import pytest
+import toy_recipes
 from PIL import Image
 
 from fedlens import cli, files, runs
@@ -23,39 +24,7 @@ from fedlens.inspection import Samples
 from fedlens.population import Population
 from fedlens.recipes import Recipe
 
-TINY = """
-name = "tiny"
-task = "T1"
-side = 8
-[data]
-source = "digits"
-deal_to = 30
-[selections.all]
-by = "everyone"
-[privacy]
-epsilon = 8.0
-delta = 1e-5
-rounds = 2
-users = 30
-population = 40
-clip = 0.1
-minimum_users = 5
-[model]
-critic_widths = [4, 6]
-generator_latent = 4
-generator_hidden = 12
-generator_widths = [8, 4]
-[training]
-batch = 4
-local_steps = 2
-generator_steps = 1
-generator_batch = 8
-"""
-PAIR = TINY.replace(
-    '[selections.all]\nby = "everyone"',
-    '[primary]\nepochs = 1\nwidths = [4]\n[selections.low]\nby = "wrong"\nminimum_examples = 1\n'
-    '[selections.high]\nby = "right"\nminimum_examples = 1',
-)
+TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
 GUARANTEE = {"epsilon", "delta", "unit", "neighbours", "sampling", "accountant", "not_covered"}
 SECRET = "987654321"
 

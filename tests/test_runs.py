@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from toy_recipes import PAIR, TINY
 
 from fedlens import data, files, runs, tensorfiles
 from fedlens.curator import PrivacySpentError
@@ -25,41 +26,6 @@ from fedlens.population import DataError
 from fedlens.recipes import Recipe, to_toml
 from fedlens.runs import Run
 from fedlens.simulation import Engine
-
-TINY = """
-name = "tiny"
-task = "T1"
-side = 8
-[data]
-source = "digits"
-deal_to = 30
-[selections.all]
-by = "everyone"
-[privacy]
-epsilon = 8.0
-delta = 1e-5
-rounds = 4
-users = 30
-population = 40
-clip = 0.1
-minimum_users = 5
-[model]
-critic_widths = [4, 6]
-generator_latent = 4
-generator_hidden = 12
-generator_widths = [8, 4]
-[training]
-batch = 4
-local_steps = 2
-generator_steps = 1
-generator_batch = 8
-generator = { kind = "adam", rate = 1e-3 }
-"""
-PAIR = TINY.replace(
-    '[selections.all]\nby = "everyone"',
-    '[primary]\nepochs = 1\nwidths = [4]\n[selections.low]\nby = "wrong"\nminimum_examples = 1\n'
-    '[selections.high]\nby = "right"\nminimum_examples = 1',
-)
 
 
 def named(patched, digit):
@@ -247,6 +213,14 @@ def test_a_seed_repeats_a_run_whatever_its_name_and_the_fastest_engine(tmp_path,
     run = created(tmp_path)
     run.executed(quiet)
     torch.testing.assert_close(generator(run), generator(finished.run), rtol=1e-3, atol=1e-5)
+
+
+def test_a_look_at_everything_needs_no_labels(tmp_path):
+    images = np.random.default_rng(0).integers(0, 256, (60, 8, 8), np.uint8)
+    np.savez(tmp_path / "bare.npz", x=images, user=np.arange(60) // 3)
+    source = f"data={{source = 'npz', path = '{tmp_path / 'bare.npz'}'}}"
+    run = created(tmp_path, source, "privacy.rounds=1", "privacy.minimum_users=1")
+    assert run.executed(quiet).pictures
 
 
 # Interrupted and resumed

@@ -154,7 +154,8 @@ class Run:
             population, public = data.digits(source.deal_to)
         elif source.source == "npz":
             path = pathlib.Path(source.path or "")
-            population = data.from_npz(path, images=source.images, labels=source.labels, users=source.users)
+            labels = source.labels if self.recipe.primary else None  # a look at everything needs none
+            population = data.from_npz(path, images=source.images, labels=labels, users=source.users)
         else:
             population = Population.open(source.path or "")
         if "x" not in population.columns:
