@@ -351,7 +351,7 @@ def test_data_changed_under_a_run_ends_with_exit_code_3_and_no_further_charge(tm
     sets = ["--set", "data.source=npz", "--set", f"data.path={tmp_path / 'crowd.npz'}"]
     sentence = interrupted(monkeypatch, "run", recipe, *sets, "--out", tmp_path / "runs")
     before = entries(tmp_path / "runs" / "ledger.sqlite")
-    np.savez(tmp_path / "crowd.npz", **columns | {"y": np.ones(90, int)})
+    np.savez(tmp_path / "crowd.npz", **columns | {"x": 255 - columns["x"]})
     done = fedlens(*shlex.split(sentence)[1:])
     assert done.code == 3
     assert entries(tmp_path / "runs" / "ledger.sqlite") == before == 2

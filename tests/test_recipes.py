@@ -289,7 +289,7 @@ def test_a_template_of_an_unknown_task_names_the_known_ones():
 
 def test_the_objects_of_a_recipe_are_what_it_says():
     recipe = Recipe.parsed(text(privacy=privacy(epsilon=None, noise_multiplier="2.5", count_noise="3.0")))
-    count, train = recipe.plans()
+    count, train = recipe.plans
     assert (train.noise_multiplier, train.releases, train.expected_contributors) == (2.5, 3, 15.0)
     assert (train.bound, train.sampling) == (L2Clip(norm=0.1), Everyone())
     assert (count.noise_multiplier, count.releases, count.bound) == (3.0, 1, L2Clip(norm=1.0))
@@ -308,7 +308,7 @@ def test_poisson_and_an_adaptive_clip_reach_the_plan_and_the_algorithm():
             )
         )
     )
-    _, train = recipe.plans()
+    _, train = recipe.plans
     assert train.sampling == Poisson(rate=0.2, population=40)
     assert train.bound == UpdateAndBit(bit=0.4)
     assert train.expected_contributors == pytest.approx(0.2 * 15)
@@ -335,7 +335,7 @@ def test_groups_by_disjoint_accuracies_cost_as_much_as_the_dearer_one():
 )
 def test_groups_that_may_share_users_cost_their_sum_and_still_meet_the_target(written):
     recipe = Recipe.parsed(written)
-    count, train = recipe.plans()
+    count, train = recipe.plans
     assert cost(recipe) == pytest.approx(accounting.epsilon([count, train] * 2, 1e-5), rel=1e-9)
     assert 0.99 * 8.0 < cost(recipe) <= 8.0
     assert cost(recipe, {"low"}) < 0.8 * 8.0
@@ -343,8 +343,8 @@ def test_groups_that_may_share_users_cost_their_sum_and_still_meet_the_target(wr
 
 
 def test_groups_that_may_share_users_need_more_noise_for_the_same_target():
-    apart = Recipe.parsed(text()).plans()[1]
-    shared = Recipe.parsed(selections('by = "wrong"', 'by = "right"')).plans()[1]
+    apart = Recipe.parsed(text()).plans[1]
+    shared = Recipe.parsed(selections('by = "wrong"', 'by = "right"')).plans[1]
     assert shared.noise_multiplier > 1.3 * apart.noise_multiplier
 
 
@@ -364,13 +364,13 @@ def test_a_poisson_recipe_meets_its_target_jointly_too(monkeypatch):
 
 def test_the_head_count_is_part_of_the_promise():
     recipe = Recipe.parsed(text(privacy=privacy(epsilon=None, noise_multiplier="5.0")))
-    _, train = recipe.plans()
+    _, train = recipe.plans
     assert cost(recipe) > accounting.epsilon([train], 1e-5)
 
 
 def test_a_target_below_the_head_count_alone_is_refused():
     with pytest.raises(ValueError, match=r"epsilon=0\.01 above"):
-        Recipe.parsed(text(), ["privacy.epsilon=0.01"]).plans()
+        _ = Recipe.parsed(text(), ["privacy.epsilon=0.01"]).plans
 
 
 def test_partitions_of_different_runs_are_different_so_their_costs_add_up():
@@ -379,7 +379,7 @@ def test_partitions_of_different_runs_are_different_so_their_costs_add_up():
     partitions = [spending.account.partition for spending in (*first, *second)]
     assert partitions[0] == partitions[1] != partitions[2] == partitions[3]
     together = guarantee([*first, *second], 1e-5).epsilon
-    assert together == pytest.approx(accounting.epsilon(recipe.plans() * 2, 1e-5), rel=1e-9)
+    assert together == pytest.approx(accounting.epsilon(recipe.plans * 2, 1e-5), rel=1e-9)
     assert together > cost(recipe)
 
 

@@ -318,7 +318,7 @@ def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(
     message = algorithm.message(algorithm.start(), torch.Generator().manual_seed(0))
     answers = []
     for names in (list(message), sorted(message), list(message)[::-1]):
-        curator = door(population, recipe.plans()[1], ledger=book, engine=Engine(chunk=8), examples_per_unit=8)
+        curator = door(population, recipe.plans[1], ledger=book, engine=Engine(chunk=8), examples_per_unit=8)
         answers.append(curator.noisy_mean(algorithm.critic_update, {name: message[name] for name in names}))
     assert book.spent("run", "train") == 1
     assert_same(answers[0], answers[1])

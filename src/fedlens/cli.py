@@ -105,7 +105,7 @@ def plan(recipe: RecipeFile, sets: Sets = None, as_json: Json = False) -> None:
     from fedlens.runs import noise_to_signal
 
     parsed = Recipe.open(recipe, sets or [])
-    count, train = parsed.plans()
+    count, train = parsed.plans
     spendings = parsed.spendings()
     joint = ledger.guarantee(spendings, parsed.privacy.delta)
     alone = ledger.guarantee(spendings[:1], parsed.privacy.delta)

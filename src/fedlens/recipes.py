@@ -1,6 +1,7 @@
 """Recipes: one TOML file, one model of what may stand in it, and the objects it describes. All errors at once."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import os
@@ -278,6 +279,7 @@ class Recipe(_Table):
             **plain,
         )
 
+    @functools.cached_property
     def plans(self) -> tuple[Plan, Plan]:
         """The noisy head count, once, and the training rounds; calibrated together."""
         p = self.privacy
@@ -321,7 +323,7 @@ class Recipe(_Table):
 
     def spendings(self, run: str = "planned", simulated: bool = False) -> list[Spending]:
         """What the whole recipe will have spent when it is done."""
-        return [Spending(account=self.account(run, name, simulated), plans=self.plans()) for name in self.selections]
+        return [Spending(account=self.account(run, name, simulated), plans=self.plans) for name in self.selections]
 
     def account(self, run: str, selection: str, simulated: bool) -> Account:
         """Groups share no user within one run only: by the next, a user's data and the group may have changed."""

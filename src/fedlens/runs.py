@@ -109,7 +109,7 @@ class Run:
         return ledger.guarantee(self.recipe.spendings(self.name, self.seed is not None), self.recipe.privacy.delta)
 
     def plan(self) -> dict[str, Any]:
-        count, train = self.recipe.plans()
+        count, train = self.recipe.plans
         return {
             "guarantee": self.promised().to_dict(),
             "models": len(self.recipe.selections),
@@ -218,7 +218,7 @@ class Run:
         randomness = self._randomness(selection)
         account = self.recipe.account(self.name, selection, randomness.simulated)
         door = functools.partial(SimulatedCurator, chosen, ledger=book, account=account, randomness=randomness)
-        count_plan, train_plan = self.recipe.plans()
+        count_plan, train_plan = self.recipe.plans
         head_count = door(plan=count_plan, stage="count", engine=Engine()).noisy_mean(present, {})
         files.write(folder / "count.json", json.dumps({"noisy_users": round(float(head_count["users"]), 1)}))
         if head_count["users"] < self.recipe.privacy.minimum_users:
@@ -274,7 +274,7 @@ class Run:
 
     def _facts(self, done: int) -> dict[str, Any]:
         """The epsilon so far, of this model alone; where computing it takes long, only now and then."""
-        count, train = self.recipe.plans()
+        count, train = self.recipe.plans
         every = 1 if accounting.accountant([train]) == accounting.EXACT else max(1, train.releases // 10)
         if done % every and done != train.releases:
             return {}
