@@ -1,5 +1,6 @@
 """Run folders: whole, honest, resumable to the same end, and silent about the people in the data."""
 
+import dataclasses
 import errno
 import hashlib
 import json
@@ -323,6 +324,17 @@ def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(
     assert book.spent("run", "train") == 1
     assert_same(answers[0], answers[1])
     assert_same(answers[0], answers[2])
+
+
+def test_a_checkpoint_keeps_every_setting_of_the_engine(tmp_path, monkeypatch):
+    engine = Engine(chunk=5, workers=2)
+    monkeypatch.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: engine))
+    run = created(tmp_path, seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1))
+    about = tensorfiles.read(run.folder / "all" / "checkpoint.safetensors")[1]["engine"]
+    assert about.keys() == {field.name for field in dataclasses.fields(Engine)}
+    assert Engine(**about) == engine
 
 
 def test_a_resumed_run_keeps_the_engine_it_began_with(tmp_path, monkeypatch, finished):

@@ -282,14 +282,9 @@ class Run:
         return {"epsilon_so_far": round(cost, 4) if cost < float("inf") else "infinity"}
 
     def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
-        engine = (
-            {"device": self.device, "chunk": curator.engine.chunk, "workers": curator.engine.workers}
-            if curator.engine
-            else None
-        )
-        tensorfiles.write(
-            folder / "checkpoint.safetensors", state, {"recipe_sha256": self.recipe.digest, "engine": engine}
-        )
+        engine = dataclasses.asdict(curator.engine) if curator.engine else None
+        about = {"recipe_sha256": self.recipe.digest, "engine": engine}
+        tensorfiles.write(folder / "checkpoint.safetensors", state, about)
 
     def _resumed(self, folder: pathlib.Path) -> tuple[Tree, Engine | None] | None:
         if not (folder / "checkpoint.safetensors").exists():
