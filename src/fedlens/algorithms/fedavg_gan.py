@@ -1,8 +1,8 @@
 """DP-FedAvg-GAN: users train the critic under differential privacy, the server trains the generator against it.
 
 Augenstein et al., "Generative Models for Effective ML on Private, Decentralized Datasets", ICLR 2020, Algorithm 1.
-Two changes, both public: the fakes a user needs come with the message, instead of the generator (a tenth of the bytes,
-and every user of a round shares them); and the server's step may be any optimizer on the noisy mean.
+Two changes, both public: the fakes a user needs come with the message, instead of the generator (0.6 MB and not 53 MB
+for the paper's pair; the users of a round share them); and the server's step may be any optimizer on the noisy mean.
 """
 
 import dataclasses

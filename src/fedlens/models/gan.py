@@ -73,7 +73,7 @@ class ConvCritic:
 
         With M the slopes of the leaky ReLUs, D is locally  score . M_n W_n ... M_1 W_1 x,  so "what the score feels at
         layer l" is a chain of transposed layers, the same for the score's own gradient and for dD/dx. The penalty's
-        gradient sends dP/d(dD/dx) forward through the layers once more. Equal to double backward, at half its price.
+        gradient sends dP/d(dD/dx) forward through the layers once more. Equal to double backward.
         """
         ops = Products if real.is_cuda else Convolutions
         ends = 2 * len(real)  # rows up to here are real and fake, and the score's gradient; the rest is the penalty's

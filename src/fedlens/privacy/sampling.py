@@ -26,7 +26,7 @@ class Poisson:
     """Every unit joins independently with probability `rate`; a cohort over `cap` is thinned to `cap` at random.
 
     `population` is a public upper bound on the number of units, never the private head count. The cap of
-    m + 6 sqrt(m) keeps memory bounded and costs nothing measurable (Ganesh 2025, arXiv 2508.15089, has the analysis).
+    m + 6 sqrt(m) keeps memory bounded and costs nothing measurable (analysis: arXiv 2508.15089).
     """
 
     rate: float
