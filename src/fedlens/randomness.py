@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+_ZEROS = bytes(2**18)
+
 
 @dataclasses.dataclass(frozen=True)
 class Randomness:
@@ -58,12 +60,16 @@ class Randomness:
         """A name for `text` that nobody without the secret can compute or test a guess against."""
         return hmac.new(self.key, f"tag {text}".encode(), hashlib.sha256).hexdigest()
 
-    def _words(self, label: str, count: int) -> torch.Tensor:
+    def _words(self, label: str, count: int, pinned: bool = False) -> torch.Tensor:
+        """Piece by piece into memory that is used again where it can be: fresh pages cost more than the cipher."""
         key = hmac.new(self.key, f"draw {label}".encode(), hashlib.sha256).digest()
         stream = Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
-        words = bytearray(8 * count + 15)  # the library asks for a block of room at the end
-        stream.update_into(bytes(8 * count), words)
-        return torch.frombuffer(words, dtype=torch.int64, count=count) if count else torch.zeros(0, dtype=torch.int64)
+        words = torch.empty(count + 2, dtype=torch.int64, pin_memory=pinned)  # the library asks for a block at the end
+        room = words.view(torch.uint8).numpy().data
+        for at in range(0, 8 * count, len(_ZEROS)):
+            size = min(len(_ZEROS), 8 * count - at)
+            stream.update_into(_ZEROS[:size], room[at : at + size + 15])
+        return words[:count]
 
     def uniform(self, label: str, count: int) -> np.ndarray:
         """Doubles in (0, 1), each from 53 fresh bits."""
@@ -72,8 +78,8 @@ class Randomness:
     def normal(self, label: str, count: int, device: torch.device | str = "cpu") -> torch.Tensor:
         """Standard normal doubles (Box-Muller on 53-bit uniforms), computed where they are needed."""
         half = (count + 1) // 2
-        bits = self._words(label, 2 * half)
-        bits = bits.pin_memory().to(device, non_blocking=True) if str(device).startswith("cuda") else bits
+        pinned = str(device).startswith("cuda")
+        bits = self._words(label, 2 * half, pinned).to(device, non_blocking=pinned)
         radius = _unit_interval(bits[:half]).log_().mul_(-2).sqrt_()
         angle = _unit_interval(bits[half:]).mul_(2 * math.pi)
         return torch.cat([radius * angle.cos(), radius * angle.sin()])[:count]

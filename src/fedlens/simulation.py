@@ -61,15 +61,19 @@ class Work:
     bound: Bound
     grid: float
 
+    def steps(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """One unit's bounded contribution, cut towards zero to whole steps of the grid, and its new memory."""
+        contribution, memory = self.contribute(message, examples, memory)
+        bounded = self.bound({name: leaf.float() for name, leaf in contribution.items()})
+        return {name: torch.trunc(leaf * (1 / self.grid)) for name, leaf in bounded.items()}, memory
+
     def summed(self, run: Run, message: Tree, examples: Tree, memory: Tree, shape: Tree, real: torch.Tensor) -> Summed:
         """The sum of a chunk in whole steps of the grid, and the new memories; rows that are not `real` count for zero.
 
-        Every contribution is cut towards zero to whole steps, and doubles add up to 2^53 of them exactly. So the sum
-        does not depend on the order, and one unit moves it by its own bounded contribution and nothing else.
+        Doubles add up to 2^53 whole steps exactly. So the sum does not depend on the order, and one unit moves it by
+        its own bounded contribution and nothing else.
         """
-        contributions, memory = run(self.contribute, message, examples, memory, shape)
-        bounded = torch.func.vmap(self.bound)({name: leaf.float() for name, leaf in contributions.items()})
-        steps = {name: torch.trunc(leaf * (1 / self.grid)) for name, leaf in bounded.items()}
+        steps, memory = run(self.steps, message, examples, memory, shape)
         rows = {name: leaf * real.view(-1, *[1] * (leaf.dim() - 1)) for name, leaf in steps.items()}
         return {name: leaf.sum(0, dtype=torch.float64) for name, leaf in rows.items()}, memory
 
@@ -243,8 +247,8 @@ class SimulatedCurator:
             blank = trees.moved(self._population.blank(self._width), self._device)
             memory = {name: torch.zeros_like(leaf[0], device=self._device) for name, leaf in self._memory.items()}
             with torch.no_grad():
-                contribution, _ = work.contribute(message, blank, memory)
-            self._shapes[key] = shape = trees.zeros(contribution)
+                steps, _ = work.steps(message, blank, memory)
+            self._shapes[key] = shape = trees.zeros(steps)
             if self.engine is None:
                 unit = {name: _made_up(leaf) for name, leaf in blank.items()}
                 units = max(1, round(self._plan.expected_contributors))
