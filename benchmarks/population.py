@@ -32,7 +32,7 @@ def main() -> None:
         randomness, sampling = Randomness.seeded(0), Poisson(rate=1000 / options.users, population=options.users)
         start = time.perf_counter()
         for number in range(options.rounds):
-            cohort = sampling.draw(len(population), randomness, f"round {number}")
+            cohort = sampling.draw(len(population), randomness, f"round {number}", number)
             population.take(cohort, 20, randomness, f"round {number}")
         each = (time.perf_counter() - start) / options.rounds
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

@@ -13,7 +13,21 @@ from dp_accounting.pld import pld_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlens.privacy import Everyone, Guarantee, L2Clip, Neighbours, Plan, Poisson, Unit, UpdateAndBit, accounting
+from fedlens.privacy import (
+    Balanced,
+    Everyone,
+    FixedSize,
+    Guarantee,
+    L2Clip,
+    Neighbours,
+    Plan,
+    Poisson,
+    RowClip,
+    TopKSign,
+    Unit,
+    UpdateAndBit,
+    accounting,
+)
 from fedlens.randomness import Randomness
 
 DELTA = 1e-5
@@ -207,10 +221,10 @@ def test_sampling_never_costs_more_than_everyone():
 @pytest.mark.parametrize("make", [plan, poisson])
 def test_counting_releases_equals_composing_them_one_by_one(make):
     counted = make(5.0, 6).epsilon(DELTA)
-    loop = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-4)
-    for _ in range(6):
-        loop.compose(make(5.0).event())
-    assert counted == pytest.approx(loop.get_epsilon(DELTA), rel=1e-3)
+    one = loop = make(5.0).loss.pld(1e-4)
+    for _ in range(5):
+        loop = loop.compose(one)
+    assert counted == pytest.approx(loop.get_epsilon_for_delta(DELTA), rel=1e-3)
     assert accounting.epsilon([make(5.0)] * 6, DELTA) == pytest.approx(counted, rel=1e-9)
     assert accounting.epsilon([make(5.0, 2), make(5.0, 4)], DELTA) == pytest.approx(counted, rel=1e-9)
 
@@ -218,8 +232,10 @@ def test_counting_releases_equals_composing_them_one_by_one(make):
 def test_different_samplers_compose():
     together = accounting.epsilon([plan(8.0, 2), poisson(5.0, 3)], DELTA)
     loop = pld_privacy_accountant.PLDAccountant()
-    for single in [plan(8.0)] * 2 + [poisson(5.0)] * 3:
-        loop.compose(single.event())
+    for _ in range(2):
+        loop.compose(dp_event.GaussianDpEvent(8.0))
+    for _ in range(3):
+        loop.compose(dp_event.TruncatedSubsampledGaussianDpEvent(1000, 0.1, poisson().sampling.cap, 5.0))
     assert together == pytest.approx(loop.get_epsilon(DELTA), rel=1e-3)
     assert together > max(plan(8.0, 2).epsilon(DELTA), poisson(5.0, 3).epsilon(DELTA))
 
@@ -361,14 +377,14 @@ def test_the_bit_is_inside_the_promised_multiplier(bit, noise):
 
 
 def test_everyone_is_everyone():
-    assert Everyone().draw(5, Randomness.seeded(0), "a").tolist() == [0, 1, 2, 3, 4]
+    assert Everyone().draw(5, Randomness.seeded(0), "a", 0).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_poisson_draws_every_unit_at_the_promised_rate_and_independently():
     sampling, randomness = Poisson(rate=0.3, population=50), Randomness.seeded(0)
     joined = np.zeros((4000, 50))
     for draw in range(4000):
-        cohort = sampling.draw(50, randomness, f"release {draw}")
+        cohort = sampling.draw(50, randomness, f"release {draw}", draw)
         assert len(np.unique(cohort)) == len(cohort) <= sampling.cap
         joined[draw, cohort] = 1
     assert joined.mean(0) == pytest.approx(np.full(50, 0.3), abs=4.5 * math.sqrt(0.21 / 4000))
@@ -379,7 +395,7 @@ def test_poisson_draws_every_unit_at_the_promised_rate_and_independently():
 
 def test_a_cohort_over_the_cap_is_thinned_evenly():
     sampling, randomness = Tight(rate=0.8, population=10, tight=3), Randomness.seeded(0)
-    cohorts = [sampling.draw(10, randomness, f"release {draw}") for draw in range(2000)]
+    cohorts = [sampling.draw(10, randomness, f"release {draw}", draw) for draw in range(2000)]
     assert max(map(len, cohorts)) == 3
     counts = np.bincount(np.concatenate(cohorts), minlength=10)
     assert counts == pytest.approx(np.full(10, counts.mean()), rel=0.2)
@@ -392,15 +408,14 @@ def test_the_cap_is_six_deviations_above_the_mean_and_never_above_the_population
 
 def test_the_price_follows_from_the_cohorts_that_are_drawn():
     sampling = Poisson(rate=0.1, population=100)
-    event = plan(2.5, 7, sampling, bound=L2Clip(norm=0.4)).event()
-    assert (event.dataset_size, event.sampling_probability) == (100, 0.1)
-    assert event.truncated_batch_size == sampling.cap
-    assert event.noise_multiplier == pytest.approx(2.5)
+    loss = plan(2.5, 7, sampling, bound=L2Clip(norm=0.4)).loss
+    assert (loss.population, loss.rate, loss.cap) == (100, 0.1, sampling.cap)
+    assert loss.multiplier == pytest.approx(2.5)
 
 
 def test_more_units_than_the_public_number_are_refused_without_a_count():
     with pytest.raises(ValueError, match="population=10") as caught:
-        Poisson(rate=0.5, population=10).draw(77, Randomness.seeded(0), "a")
+        Poisson(rate=0.5, population=10).draw(77, Randomness.seeded(0), "a", 0)
     assert "77" not in str(caught.value)
 
 
@@ -413,6 +428,9 @@ def test_more_units_than_the_public_number_are_refused_without_a_count():
         plan(2.5, 7),
         plan(0.1, 1, Poisson(rate=1 / 3, population=77), unit=Unit.EXAMPLE),
         plan(bound=UpdateAndBit(bit=0.1)),
+        plan(sampling=FixedSize(size=3, population=9, size_is_public=True), neighbours=Neighbours.REPLACE_ONE),
+        plan(sampling=Balanced(groups=3, population=9), bound=RowClip(row_norm=0.5, rows=4), unit=Unit.SILO),
+        plan(sampling=Poisson(rate=0.5, population=9, capped=False), bound=TopKSign(k=3, rows=2)),
     ],
 )
 def test_a_plan_survives_json(original):
@@ -420,7 +438,7 @@ def test_a_plan_survives_json(original):
     assert again == original
     assert again.canonical() == original.canonical()
     assert again.unit is original.unit
-    assert again.neighbours is Neighbours.ADD_REMOVE
+    assert again.neighbours is original.neighbours
 
 
 def test_plans_that_differ_are_written_differently():

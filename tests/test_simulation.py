@@ -16,7 +16,7 @@ from fedlens.algorithms import AdaptiveClip, FedAvgGan
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import Account, Ledger
 from fedlens.population import Population
-from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, Unit, UpdateAndBit
+from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
 from fedlens.randomness import Randomness
 from fedlens.simulation import Engine, SimulatedCurator, Work, one_by_one
 
@@ -49,6 +49,13 @@ def send(message, examples, memory):
 
 def send_with_bit(message, examples, memory):
     return {"update": examples["x"][0, :-1], "within": examples["x"][0, -1]}, memory
+
+
+def in_rows(rows):
+    def send_rows(message, examples, memory):
+        return {"update": examples["x"][0].unflatten(0, (rows, -1))}, memory
+
+    return send_rows
 
 
 def bounded_sum(curator, contribute, message, cohort):
@@ -178,6 +185,11 @@ BOUNDS = [
     (UpdateAndBit(bit=0.1), send_with_bit),
     (UpdateAndBit(bit=1.0), send_with_bit),
     (UpdateAndBit(bit=10.1), send_with_bit),
+    (RowClip(row_norm=0.3, rows=2), in_rows(2)),
+    (RowClip(row_norm=7.0, rows=4), in_rows(4)),
+    (TopKSign(k=1, rows=2), in_rows(2)),
+    (TopKSign(k=3, rows=1), in_rows(1)),
+    (TopKSign(k=9, rows=4), in_rows(4)),
 ]
 LOUDNESS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

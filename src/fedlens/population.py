@@ -50,6 +50,7 @@ class Population:
     starts: np.ndarray = dataclasses.field(repr=False)
     counts: np.ndarray = dataclasses.field(repr=False)
     rows: np.ndarray | None = dataclasses.field(default=None, repr=False)
+    selected: bool = False  # whether private data decided who is in it
 
     def __post_init__(self) -> None:
         if "mask" in self.columns:
@@ -177,10 +178,14 @@ class Population:
                 kept.append(chosen)
         name = f"{self.name}/{name}"
         if examples is None:
-            return dataclasses.replace(self, name=name, starts=self.starts[units], counts=self.counts[units])
+            return dataclasses.replace(
+                self, name=name, starts=self.starts[units], counts=self.counts[units], selected=True
+            )
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in kept])]).astype(np.int64)
         rows = np.concatenate([np.zeros(0, np.int64), *kept])
-        return dataclasses.replace(self, name=name, starts=offsets[:-1], counts=np.diff(offsets), rows=rows)
+        return dataclasses.replace(
+            self, name=name, starts=offsets[:-1], counts=np.diff(offsets), rows=rows, selected=True
+        )
 
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""

@@ -208,6 +208,7 @@ class SimulatedCurator:
     ) -> None:
         if account.simulated != randomness.simulated:
             raise ValueError("Expected the account to say whether the randomness is simulated.")
+        plan.sampling.check(len(population), population.selected)
         self._population, self._plan, self._ledger, self._account = population, plan, ledger, account
         self._randomness, self._stage = randomness, stage
         self._width = examples_per_unit or max(1, population.most_examples)
@@ -235,7 +236,7 @@ class SimulatedCurator:
         shape = self._shape(work, message)
         query = self._query(contribute, message)
         self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)
-        cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort")
+        cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort", self._position)
         total = self._bounded_sum(work, message, cohort, shape, query)
         self._position += 1
         return self._released(total, query)

@@ -1,19 +1,23 @@
 """Plans, what they cost, and how a guarantee is stated."""
 
-from fedlens.privacy.bounds import Bound, L2Clip, UpdateAndBit
+from fedlens.privacy.bounds import Bound, L2Clip, RowClip, TopKSign, UpdateAndBit
 from fedlens.privacy.guarantee import Guarantee
 from fedlens.privacy.plan import Neighbours, Plan, Unit
-from fedlens.privacy.sampling import Everyone, Poisson, Sampling
+from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson, Sampling
 
 __all__ = [
+    "Balanced",
     "Bound",
     "Everyone",
+    "FixedSize",
     "Guarantee",
     "L2Clip",
     "Neighbours",
     "Plan",
     "Poisson",
+    "RowClip",
     "Sampling",
+    "TopKSign",
     "Unit",
     "UpdateAndBit",
 ]

@@ -4,20 +4,29 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from scipy import optimize, special
 
+from fedlens.privacy.losses import Gaussian, Loss
 from fedlens.privacy.plan import Plan
-from fedlens.privacy.sampling import Everyone
 
 _NO_NOISE = 1e-3  # epsilon would be in the millions: no protection, and not worth computing
 _SEARCHED = 20.0  # how much coarser than the stated epsilon's the grid is while noise is searched for
 EXACT, PLD = "exact Gaussian (mu-GDP)", "PLD (dp-accounting, pessimistic rounding)"
+Losses = Mapping[Loss, int]  # how often each was suffered
 
 
 def accountant(plans: Iterable[Plan]) -> str:
-    return EXACT if all(isinstance(plan.sampling, Everyone) for plan in plans) else PLD
+    return EXACT if all(isinstance(plan.loss, Gaussian) for plan in plans) else PLD
+
+
+def losses(plans: Iterable[Plan]) -> Losses:
+    """What the busiest unit suffers through all releases of all plans."""
+    counts: collections.Counter[Loss] = collections.Counter()
+    for plan in plans:
+        counts[plan.loss] += plan.participations
+    return counts
 
 
 def epsilon(plans: Sequence[Plan], delta: float, coarse: float = 1.0) -> float:
@@ -25,39 +34,33 @@ def epsilon(plans: Sequence[Plan], delta: float, coarse: float = 1.0) -> float:
 
     Formal guarantee: valid for adaptively chosen releases, for the unit and neighbours the plans name.
     """
-    counts: collections.Counter[Plan] = collections.Counter()
-    for plan in plans:
-        counts[dataclasses.replace(plan, releases=1)] += plan.releases
-    return epsilon_of(tuple(counts.items()), delta, coarse)
+    kinds = {(str(plan.unit), str(plan.neighbours)) for plan in plans}
+    if len(kinds) > 1:
+        raise ValueError(f"Expected one unit and one kind of neighbours to compose, got {sorted(kinds)}.")
+    return epsilon_of(losses(plans), delta, coarse)
+
+
+def epsilon_of(suffered: Losses, delta: float, coarse: float = 1.0) -> float:
+    """As `epsilon`, for losses; a `coarse` grid is faster and never cheaper."""
+    if not 0 < delta < 1:
+        raise ValueError(f"Expected 0 < delta={delta} < 1.")
+    if any(loss.multiplier < _NO_NOISE for loss in suffered):
+        return math.inf
+    squares = [count / loss.multiplier**2 for loss, count in suffered.items() if isinstance(loss, Gaussian)]
+    mu = math.sqrt(math.fsum(squares))  # Gaussians add up to one, exactly
+    sampled = frozenset((loss, count) for loss, count in suffered.items() if not isinstance(loss, Gaussian))
+    return _pld_epsilon(mu, sampled, delta, coarse) if sampled else gaussian_epsilon(mu, delta)
 
 
 @functools.lru_cache(maxsize=4096)
-def epsilon_of(counted: tuple[tuple[Plan, int], ...], delta: float, coarse: float = 1.0) -> float:
-    """As `epsilon`, for single releases and how often each happened; a `coarse` grid is faster and never cheaper."""
-    if not 0 < delta < 1:
-        raise ValueError(f"Expected 0 < delta={delta} < 1.")
-    units = {(plan.unit, plan.neighbours) for plan, _ in counted}
-    if len(units) > 1:
-        raise ValueError(f"Expected one unit and one kind of neighbours to compose, got {sorted(units)}.")
-    if not counted:
-        return 0.0
-    multipliers = [(plan.stddev / plan.sensitivity, count) for plan, count in counted]
-    if any(z < _NO_NOISE for z, _ in multipliers):
-        return math.inf
-    if accountant(plan for plan, _ in counted) == EXACT:
-        return gaussian_epsilon(math.sqrt(sum(count / z**2 for z, count in multipliers)), delta)
-    return _pld_epsilon(counted, delta, coarse)
-
-
-def _pld_epsilon(counted: tuple[tuple[Plan, int], ...], delta: float, coarse: float) -> float:
-    from dp_accounting.pld import pld_privacy_accountant
-
+def _pld_epsilon(mu: float, sampled: frozenset[tuple[Loss, int]], delta: float, coarse: float) -> float:
     # Losses spread over 1/z^2: a coarser grid keeps weak noise affordable, and rounding stays on the safe side.
-    smallest = min(plan.noise_multiplier for plan, _ in counted)
-    loss = pld_privacy_accountant.PLDAccountant(value_discretization_interval=1e-4 * coarse * max(1.0, smallest**-2))
-    for plan, count in counted:
-        loss.compose(plan.event(), count)
-    return float(loss.get_epsilon(delta))
+    smallest = min(loss.multiplier for loss, _ in sampled)
+    grid = 1e-4 * coarse * max(1.0, smallest**-2, mu**2 / 100)
+    first, *others = [loss.pld(grid).self_compose(count) for loss, count in sampled]
+    gaussian = [Gaussian(multiplier=1 / mu).pld(grid)] if mu else []
+    whole = functools.reduce(lambda left, right: left.compose(right), [*others, *gaussian], first)
+    return float(whole.get_epsilon_for_delta(delta))
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

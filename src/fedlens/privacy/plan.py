@@ -8,13 +8,11 @@ import dataclasses
 import enum
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedlens.privacy.bounds import L2Clip, UpdateAndBit
-from fedlens.privacy.sampling import Everyone, Poisson
-
-if TYPE_CHECKING:
-    import dp_accounting
+from fedlens.privacy.bounds import L2Clip, RowClip, TopKSign, UpdateAndBit
+from fedlens.privacy.losses import Loss
+from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson
 
 
 class Unit(enum.StrEnum):
@@ -22,16 +20,23 @@ class Unit(enum.StrEnum):
 
     USER = "user"
     EXAMPLE = "example"
+    SILO = "silo"
 
 
 class Neighbours(enum.StrEnum):
-    """Which two worlds must look alike."""
+    """Which two worlds must look alike: with and without a unit, or with one unit's data changed."""
 
     ADD_REMOVE = "add/remove"
+    REPLACE_ONE = "replace-one"
 
 
-SAMPLERS: dict[str, Any] = {"poisson": Poisson, "everyone": Everyone}
-BOUNDS: dict[str, Any] = {"l2-clip": L2Clip, "update-and-bit": UpdateAndBit}
+SAMPLERS: dict[str, Any] = {"poisson": Poisson, "fixed-size": FixedSize, "balanced": Balanced, "everyone": Everyone}
+BOUNDS: dict[str, Any] = {
+    "l2-clip": L2Clip,
+    "update-and-bit": UpdateAndBit,
+    "row-clip": RowClip,
+    "top-k-sign": TopKSign,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,8 +50,8 @@ class Plan:
     True
     """
 
-    sampling: Poisson | Everyone
-    bound: L2Clip | UpdateAndBit
+    sampling: Poisson | FixedSize | Balanced | Everyone
+    bound: L2Clip | UpdateAndBit | RowClip | TopKSign
     noise_multiplier: float  # standard deviation / bound.norm, on the SUM
     releases: int
     expected_contributors: float  # the public divisor, never the realised cohort
@@ -60,14 +65,18 @@ class Plan:
             raise ValueError(f"Expected releases={self.releases} >= 1.")
         if not (self.expected_contributors > 0 and math.isfinite(self.expected_contributors)):
             raise ValueError(f"Expected expected_contributors={self.expected_contributors} > 0 and finite.")
+        if isinstance(self.sampling, Balanced) and self.unit == Unit.EXAMPLE:
+            raise ValueError("Expected a balanced schedule over users or silos: examples have no slots of their own.")
 
     @property
     def sensitivity(self) -> float:
-        """How far one unit can move the sum, where its coming or going displaces no other.
+        """How far the sum moves between neighbours, if the unit in question takes part; derived, never set.
 
-        A Poisson cohort over its cap does displace; that rare case is in the sampler's event, not here.
+        A unit that comes or goes moves it by one bound, and by two where it displaces another (samples of a fixed size)
+        or where its data change. (A Poisson cohort over its cap displaces too; that rare case is in its `loss`.)
         """
-        return self.bound.norm
+        twice = self.neighbours == Neighbours.REPLACE_ONE or isinstance(self.sampling, FixedSize)
+        return 2 * self.bound.norm if twice else self.bound.norm
 
     @property
     def stddev(self) -> float:
@@ -79,9 +88,14 @@ class Plan:
         """A power of two, 2^-24 of the bound: contributions are cut to it towards zero, so that sums are exact."""
         return 2.0 ** (math.floor(math.log2(self.bound.norm)) - 24)
 
-    def event(self) -> "dp_accounting.DpEvent":
-        """One release, in the accountant's words."""
-        return self.sampling.event(self.stddev / self.sensitivity)
+    @property
+    def loss(self) -> Loss:
+        """What one release in which a unit may take part gives away about it."""
+        return self.sampling.loss(self.noise_multiplier, self.neighbours == Neighbours.REPLACE_ONE)
+
+    @property
+    def participations(self) -> int:
+        return self.sampling.participations(self.releases)
 
     def epsilon(self, delta: float) -> float:
         from fedlens.privacy import accounting

@@ -1,24 +1,36 @@
-"""Who takes part in a release. A sampler draws cohorts and states the event that prices them."""
+"""Who takes part in a release. A sampler draws cohorts and states what a release under it gives away.
+
+| sampler | a unit that comes or goes (add/remove) | a unit whose data change (replace-one) |
+|---|---|---|
+| Everyone, Balanced | moves the sum by one bound | by two |
+| Poisson | by one, if it was drawn | from one side by one to the other, if it was drawn |
+| FixedSize | by two, if it was drawn: it displaces another | by two, if it was drawn |
+"""
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
+from fedlens.privacy.losses import ExchangedGaussian, Gaussian, Loss, SampledGaussian
 from fedlens.randomness import Randomness
-
-if TYPE_CHECKING:
-    import dp_accounting
 
 
 class Sampling(Protocol):
     @property
     def text(self) -> str: ...
 
-    def draw(self, units: int, randomness: Randomness, label: str) -> np.ndarray: ...
+    def check(self, units: int, selected: bool) -> None:
+        """Refuses data that the guarantee does not hold for; `selected` if who is in it depends on private data."""
 
-    def event(self, noise_multiplier: float) -> "dp_accounting.DpEvent": ...
+    def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray: ...
+
+    def loss(self, multiplier: float, replaced: bool) -> Loss:
+        """Of one release; `multiplier` is the noise over the bound, and `replaced` tells replace-one neighbours."""
+
+    def participations(self, releases: int) -> int:
+        """In how many of so many releases the busiest unit may take part, as far as is known beforehand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,6 +43,7 @@ class Poisson:
 
     rate: float
     population: int
+    capped: bool = True
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -41,44 +54,139 @@ class Poisson:
     @property
     def cap(self) -> int:
         mean = self.rate * self.population
-        return min(self.population, math.ceil(mean + 6 * math.sqrt(mean)))
+        return min(self.population, math.ceil(mean + 6 * math.sqrt(mean))) if self.capped else self.population
 
     @property
     def text(self) -> str:
-        return f"Poisson with rate {self.rate:g} from at most {self.population:,} units, cohorts capped at {self.cap:,}"
+        cohorts = f"cohorts capped at {self.cap:,}" if self.capped else "no cap"
+        return f"Poisson with rate {self.rate:g} from at most {self.population:,} units, {cohorts}"
 
-    def draw(self, units: int, randomness: Randomness, label: str) -> np.ndarray:
+    def check(self, units: int, selected: bool) -> None:
         if units > self.population:
             raise ValueError(f"Expected at most population={self.population} units, as planned; the data holds more.")
+
+    def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray:
+        self.check(units, selected=False)
         joins = np.flatnonzero(randomness.uniform(f"{label}/join", units) < self.rate)
         if len(joins) <= self.cap:
             return joins
         order = np.argsort(randomness.uniform(f"{label}/thin", len(joins)))
         return np.sort(joins[order[: self.cap]])
 
-    def event(self, noise_multiplier: float) -> "dp_accounting.DpEvent":
-        from dp_accounting import dp_event
+    def loss(self, multiplier: float, replaced: bool) -> Loss:
+        if self.capped:
+            return SampledGaussian(
+                multiplier=multiplier, rate=self.rate, replaced=replaced, population=self.population, cap=self.cap
+            )
+        return SampledGaussian(multiplier=multiplier, rate=self.rate, replaced=replaced)
 
-        return dp_event.TruncatedSubsampledGaussianDpEvent(
-            dataset_size=self.population,
-            sampling_probability=self.rate,
-            truncated_batch_size=self.cap,
-            noise_multiplier=noise_multiplier,
+    def participations(self, releases: int) -> int:
+        return releases
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FixedSize:
+    """Exactly `size` units of a `population` whose exact number is public, drawn without replacement.
+
+    A unit that is drawn displaces another, so the sum moves by two bounds whichever way neighbours are defined. On a
+    selected population the number itself is private: there it must be declared, knowingly, with `size_is_public`.
+    """
+
+    size: int
+    population: int
+    size_is_public: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.size <= self.population:
+            raise ValueError(f"Expected 1 <= size={self.size} <= population={self.population}.")
+
+    def check(self, units: int, selected: bool) -> None:
+        if selected and not self.size_is_public:
+            raise ValueError(
+                "Expected size_is_public for samples of a fixed size from a selection: how many units are in it is"
+                " private, unless you declare it public. Poisson sampling needs no such number."
+            )
+        _as_declared(units, self.population)
+
+    @property
+    def text(self) -> str:
+        return f"exactly {self.size:,} of {self.population:,} units (a public number), without replacement"
+
+    def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray:
+        _as_declared(units, self.population)
+        return np.sort(np.argsort(randomness.uniform(f"{label}/join", units))[: self.size])
+
+    def loss(self, multiplier: float, replaced: bool) -> Loss:
+        if replaced:
+            return ExchangedGaussian(multiplier=multiplier / 2, size=self.size, population=self.population)
+        return SampledGaussian(multiplier=multiplier / 2, rate=self.size / self.population)
+
+    def participations(self, releases: int) -> int:
+        return releases
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Balanced:
+    """A public schedule: the slot of a unit belongs to one of `groups` groups, which take turns.
+
+    Nothing is amplified, since everyone knows whose turn it is; but a unit takes part in one of `groups` releases only.
+    The number of slots is public. A unit that is removed leaves its slot empty: if it moved the others up, it would
+    change their turns. So the data must not be a selection, where slots depend on data.
+    """
+
+    groups: int
+    population: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.groups <= self.population:
+            raise ValueError(f"Expected 1 <= groups={self.groups} <= population={self.population}.")
+
+    def check(self, units: int, selected: bool) -> None:
+        if selected:
+            raise ValueError(
+                "Expected a balanced schedule on a whole population: in a selection, slots depend on data."
+            )
+        _as_declared(units, self.population)
+
+    @property
+    def text(self) -> str:
+        return (
+            f"a public schedule: the {self.population:,} slots in {self.groups:,} groups that take turns; a unit that "
+            "is removed leaves its slot empty"
         )
+
+    def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray:
+        _as_declared(units, self.population)
+        return np.arange(release % self.groups, units, self.groups)
+
+    def loss(self, multiplier: float, replaced: bool) -> Loss:
+        return Gaussian(multiplier=multiplier / 2 if replaced else multiplier)
+
+    def participations(self, releases: int) -> int:
+        return math.ceil(releases / self.groups)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Everyone:
     """Every unit, every time: no amplification, but Gaussians compose exactly and the head count stays private."""
 
+    def check(self, units: int, selected: bool) -> None:
+        pass
+
     @property
     def text(self) -> str:
         return "every unit in every release"
 
-    def draw(self, units: int, randomness: Randomness, label: str) -> np.ndarray:
+    def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray:
         return np.arange(units)
 
-    def event(self, noise_multiplier: float) -> "dp_accounting.DpEvent":
-        from dp_accounting import dp_event
+    def loss(self, multiplier: float, replaced: bool) -> Loss:
+        return Gaussian(multiplier=multiplier / 2 if replaced else multiplier)
 
-        return dp_event.GaussianDpEvent(noise_multiplier)
+    def participations(self, releases: int) -> int:
+        return releases
+
+
+def _as_declared(units: int, population: int) -> None:
+    if units != population:
+        raise ValueError(f"Expected population={population} units, as declared; the data holds another number.")

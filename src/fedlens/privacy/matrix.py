@@ -1,0 +1,308 @@
+"""Noise that is correlated across releases, for cohorts the server cannot sample: DP-FTRL and banded factorizations.
+
+Releases x (T rows, each a sum of contributions) are published as x + C^-1 z with z independent Gaussian rows, which is
+post-processing of C x + z for a public lower-triangular `strategy` C. Later noise cancels earlier noise in the running
+sums a learner uses; the price depends on C only through how far one unit moves C x.
+
+Kairouz et al. 2021, Practical and private (deep) learning without sampling or shuffling (Tree); Denisov et al. 2022,
+Improved differential privacy for SGD via optimal private linear operators on adaptive streams; Choquette-Choo et al.
+2023, (Amplified) banded matrix factorization (Banded).
+"""
+
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from fedlens.privacy.bounds import L2Clip
+from fedlens.privacy.plan import BOUNDS, Neighbours, Unit, _name_of
+
+Array = npt.NDArray[np.float64]
+Row = Any  # an array or a tensor: it adds, subtracts and scales
+_NO_NOISE = 1e-3  # as in `accounting`: under it epsilon would be in the millions
+
+
+class Strategy(Protocol):
+    """A lower-triangular C without negative entries, for any number of releases T."""
+
+    @property
+    def reach(self) -> int:
+        """Columns that are so many or more releases apart are orthogonal."""
+
+    def products(self, releases: int, gap: int) -> Array:
+        """At each j < T, the inner product of the columns j - gap and j; zero where there is no column j - gap."""
+
+    def prefix_variances(self, releases: int) -> Array:
+        """The squared norms of the rows of A C^-1, where A sums prefixes."""
+
+    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+        """The next row of C^-1 z from the next row of z, and the memory that the one after it needs; () at first."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Identity:
+    """C = I: independent noise, the plain Gaussian mechanism."""
+
+    @property
+    def reach(self) -> int:
+        return 1
+
+    def products(self, releases: int, gap: int) -> Array:
+        return np.full(releases, float(gap == 0))
+
+    def prefix_variances(self, releases: int) -> Array:
+        return np.arange(1.0, releases + 1)
+
+    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+        return row, ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Banded:
+    """The first `bands` diagonals of the square root of A, every column scaled to norm 1, the last ones too."""
+
+    bands: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("bands", self.bands)
+
+    @property
+    def reach(self) -> int:
+        return self.bands
+
+    def products(self, releases: int, gap: int) -> Array:
+        root, norms, found = self._root(releases), self._norms(releases), np.zeros(releases)
+        if gap < len(root):
+            sums = np.cumsum(root[: len(root) - gap] * root[gap:])  # over the rows from the later column's first on
+            rows = np.minimum(len(sums), releases - np.arange(gap, releases))
+            found[gap:] = sums[rows - 1] / (norms[: releases - gap] * norms[gap:])
+        return found
+
+    def prefix_variances(self, releases: int) -> Array:
+        from scipy import signal
+
+        # C = R / norms with R Toeplitz: row t of A C^-1 adds norms[t] times row t of R^-1 to the row before it.
+        inverse = signal.lfilter([1.0], self._root(releases), np.eye(1, releases)[0])
+        row, found = np.zeros(releases), np.empty(releases)
+        for release, norm in enumerate(self._norms(releases)):
+            row[: release + 1] += norm * inverse[release::-1]
+            found[release] = row @ row
+        return found
+
+    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+        weights = self._root(releases).tolist()[1:]
+        solved = row - sum(weight * earlier for weight, earlier in zip(weights, memory, strict=False))
+        return float(self._norms(releases)[release]) * solved, (solved, *memory)[: len(weights)]
+
+    def _root(self, releases: int) -> Array:
+        """The coefficients of (1 - x)^(-1/2): A is the Toeplitz matrix of 1 / (1 - x)."""
+        powers = np.arange(1.0, min(self.bands, releases))
+        return np.cumprod(np.concatenate([[1.0], 1 - 0.5 / powers]))
+
+    def _norms(self, releases: int) -> Array:
+        """Of the columns before they are scaled; the end of the matrix cuts the last ones short."""
+        root = self._root(releases)
+        return np.sqrt(np.cumsum(root**2))[np.minimum(len(root), releases - np.arange(releases)) - 1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tree:
+    """A binary tree over every `restart` releases; a prefix is the plain sum of the noisy nodes that tile it.
+
+    Such tiles are left children only, and exactly one of them ends at each release. So C is square: its row t (from 1,
+    within a restart) sums the last lowbit(t) releases. The first release is in floor(log2(restart)) + 1 nodes.
+    """
+
+    restart: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("restart", self.restart)
+
+    @property
+    def reach(self) -> int:
+        return self.restart
+
+    def products(self, releases: int, gap: int) -> Array:
+        """How many nodes hold both releases."""
+        late = np.arange(releases)
+        block, place, other = late // self.restart, late % self.restart, (late - gap) % self.restart
+        same, size = (late - gap) // self.restart == block, np.minimum(self.restart, releases - block * self.restart)
+        found = np.zeros(releases)
+        for level in range(min(self.restart, releases).bit_length()):
+            node = place >> level
+            found += same & (node == other >> level) & (node % 2 == 0) & ((node + 1) << level <= size)
+        return found
+
+    def prefix_variances(self, releases: int) -> Array:
+        every = self.restart.bit_count()
+        counts = [t // self.restart * every + (t % self.restart).bit_count() for t in range(1, releases + 1)]
+        return np.array(counts, dtype=np.float64)
+
+    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+        """The memory holds the latest node of each level: a new node takes the place of those it is made of."""
+        place = release % self.restart + 1
+        level = (place & -place).bit_length() - 1
+        return row - sum(memory[:level]), (*memory[:level], row, *memory[level + 1 :])
+
+
+STRATEGIES: dict[str, Any] = {"identity": Identity, "banded": Banded, "tree": Tree}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatrixPlan:
+    """The promise about `releases` that share correlated noise; the matrix twin of `Plan`.
+
+    Formal guarantee: x + C^-1 z is mu-Gaussian DP with mu = sensitivity / stddev, for contributions within the bound
+    that may depend on all earlier releases (Denisov et al. 2022, Theorem 2.1), as long as each unit takes part at most
+    `participations` times, any two of them at least `separation` releases apart. Add/remove means that the
+    contributions of the unit vanish and nobody else's schedule moves; no cohort needs to be random or secret.
+
+    >>> plan = MatrixPlan(strategy=Banded(bands=250), bound=L2Clip(norm=0.05), noise_multiplier=4.0, releases=1000,
+    ...                   participations=4, separation=250, expected_contributors=1000.0)
+    >>> round(plan.epsilon(4e-8), 2), round(plan.calibrated(2.38, 4e-8).noise_multiplier, 3)
+    (2.58, 4.308)
+    >>> round(plan.prefix_error(), 1), round(dataclasses.replace(plan, strategy=Identity()).prefix_error(), 1)
+    (12.8, 89.5)
+    """
+
+    strategy: Identity | Banded | Tree
+    bound: L2Clip
+    noise_multiplier: float  # standard deviation of one row of z / bound.norm
+    releases: int
+    participations: int
+    separation: int
+    expected_contributors: float  # the public divisor, never the realised cohort
+    unit: Unit = Unit.USER
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
+
+    def __post_init__(self) -> None:
+        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
+            raise ValueError(f"Expected noise_multiplier={self.noise_multiplier} >= 0 and finite.")
+        for name in ("releases", "participations", "separation"):
+            _at_least_one(name, getattr(self, name))
+        if not (self.expected_contributors > 0 and math.isfinite(self.expected_contributors)):
+            raise ValueError(f"Expected expected_contributors={self.expected_contributors} > 0 and finite.")
+
+    @property
+    def sensitivity(self) -> float:
+        """How far C x moves between neighbours, over all releases together; derived, never set.
+
+        Changed data move it by at most twice what vanished data do, even if they come with another schedule.
+        """
+        moved = self.bound.norm * math.sqrt(
+            squared_sensitivity(self.strategy, self.releases, self.participations, self.separation)
+        )
+        return 2 * moved if self.neighbours == Neighbours.REPLACE_ONE else moved
+
+    @property
+    def stddev(self) -> float:
+        """Of each row of z, before C^-1 correlates them."""
+        return self.noise_multiplier * self.bound.norm
+
+    def epsilon(self, delta: float) -> float:
+        """Exact for the derived sensitivity; infinite without noise."""
+        from fedlens.privacy import accounting
+
+        if not 0 < delta < 1:
+            raise ValueError(f"Expected 0 < delta={delta} < 1.")
+        if self.stddev < _NO_NOISE * self.sensitivity:
+            return math.inf
+        return accounting.gaussian_epsilon(self.sensitivity / self.stddev, delta)
+
+    def calibrated(self, epsilon: float, delta: float) -> "MatrixPlan":
+        """The plan with the least noise that keeps it within (epsilon, delta)."""
+        if not 0 < epsilon < math.inf:
+            raise ValueError(f"Expected 0 < epsilon={epsilon} < inf.")
+        scale = self.sensitivity / self.bound.norm
+        low, high = math.log(_NO_NOISE * scale), math.log(1e6 * scale)
+        if self._with_log_noise(high).epsilon(delta) > epsilon:
+            raise ValueError(f"Expected epsilon={epsilon} within reach of noise 1e6 sensitivities at delta={delta}.")
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self._with_log_noise(middle).epsilon(delta) <= epsilon else (middle, high)
+        return self._with_log_noise(high)
+
+    def _with_log_noise(self, log_z: float) -> "MatrixPlan":
+        return dataclasses.replace(self, noise_multiplier=math.exp(log_z))
+
+    def prefix_error(self) -> float:
+        """The root mean square of the noise in the running sums of all releases, in units of the bound."""
+        return self.noise_multiplier * math.sqrt(self.strategy.prefix_variances(self.releases).mean())
+
+    def correlated(self, rows: Iterable[Row]) -> Iterator[Row]:
+        """The rows of C^-1 z, one for each release, from those of z; remembers no more rows than the strategy needs."""
+        memory: tuple[Row, ...] = ()
+        for release, row in zip(range(self.releases), rows, strict=False):
+            noise, memory = self.strategy.step(memory, row, release, self.releases)
+            yield noise
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for the ledger, the run folder and the wire; `from_dict` reads them back."""
+        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return plain | {
+            "strategy": {"kind": _name_of(self.strategy, STRATEGIES)} | dataclasses.asdict(self.strategy),
+            "bound": {"kind": _name_of(self.bound, BOUNDS)} | dataclasses.asdict(self.bound),
+            "unit": str(self.unit),
+            "neighbours": str(self.neighbours),
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "MatrixPlan":
+        strategy, bound = dict(values["strategy"]), dict(values["bound"])
+        parts = {
+            "strategy": STRATEGIES[strategy.pop("kind")](**strategy),
+            "bound": BOUNDS[bound.pop("kind")](**bound),
+            "unit": Unit(values["unit"]),
+            "neighbours": Neighbours(values["neighbours"]),
+        }
+        return cls(**values | parts)
+
+    def canonical(self) -> str:
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+
+@functools.lru_cache(maxsize=256)
+def squared_sensitivity(strategy: Strategy, releases: int, participations: int, separation: int) -> float:
+    """The most that contributions of norm 1 can move C x, squared; exact where reach <= 2 separation, else a bound.
+
+    Proof. A unit that takes part at p_1 < ... < p_n, with rows u_a of norm at most 1, moves C x by sum_a c_(p_a) u_a^T,
+    of squared norm sum_(a,b) <c_(p_a), c_(p_b)> <u_a, u_b>. C has no negative entry, so equal u_a are the worst, and
+    what is left is the heaviest pattern under the weights <c_i, c_j> >= 0. It is searched for by the last release j:
+
+        best_n(j) = <c_j, c_j> + max_(i <= j - separation) (best_(n-1)(i) + 2 <c_i, c_j>) + 2 sum_(2 <= s < n) far_s(j)
+
+    with far_s(j) = max_(i <= j - s separation) <c_i, c_j>: the one s before the latest is at least that far away. This
+    counts each pair at no less than its weight. Pairs of s >= 2 weigh nothing if reach <= 2 separation.
+    """
+    alone = strategy.products(releases, 0)
+    pairs = [strategy.products(releases, gap) for gap in range(separation, min(strategy.reach, releases))]
+    far = np.maximum.accumulate(pairs[::-1])[::-1] if pairs else pairs
+    best, added, heaviest = alone, np.zeros(releases), alone.max()
+    for count in range(2, min(participations, 1 + (releases - 1) // separation) + 1):
+        if count > 2 and (nearest := (count - 2) * separation) < len(pairs):
+            added = added + 2 * far[nearest]
+        best = alone + added + _extended(best, pairs, separation)
+        heaviest = max(heaviest, best.max())
+    return float(heaviest)
+
+
+def _extended(best: Array, pairs: list[Array], separation: int) -> Array:
+    """At each release, the heaviest pattern that can precede it, together with its pair with the latest of it."""
+    found = _later(np.maximum.accumulate(best), separation + len(pairs))
+    for gap, pair in enumerate(pairs, separation):
+        found = np.maximum(found, _later(best, gap) + 2 * pair)
+    return found
+
+
+def _later(values: Array, gap: int) -> Array:
+    return np.concatenate([np.full(gap, -np.inf), values])[: len(values)]
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"Expected {name}={value} >= 1.")
