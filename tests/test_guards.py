@@ -13,61 +13,61 @@ import fedlens
 SOURCE = pathlib.Path(fedlens.__file__).parent
 TESTS = pathlib.Path(__file__).parent
 
-# What is taken out: (file, text, replacement, a test of tests/test_simulation.py that must notice).
+# What is taken out: (file, text, replacement, a test that must notice).
 MUTATIONS = {
     "the clip": (
         "privacy/bounds.py",
         "return trees.clipped(contribution, self.norm)",
         "return contribution",
-        "test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound",
+        "test_simulation.py::test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound",
     ),
     "the guard against numbers that are not finite": (
         "trees.py",
         "torch.where(size.isfinite(), factor.to(leaf.dtype) * leaf, 0.0)",
         "factor.to(leaf.dtype) * leaf",
-        "test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_count",
+        "test_simulation.py::test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_count",
     ),
     "the noise": (
         "simulation.py",
         "torch.round(self._plan.stddev * piece / grid) * grid",
         "0.0 * piece",
-        "test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
+        "test_simulation.py::test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
     ),
     "a tenth of the noise": (
         "simulation.py",
         "torch.round(self._plan.stddev * piece / grid) * grid",
         "torch.round(0.9 * self._plan.stddev * piece / grid) * grid",
-        "test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
+        "test_simulation.py::test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
     ),
     "the constant divisor": (
         "simulation.py",
         "return self._released(total, query)",
         "return trees.scaled(self._released(total, query), self._plan.expected_contributors / max(1, len(cohort)))",
-        "test_the_divisor_is_the_promised_constant_not_the_cohort",
+        "test_simulation.py::test_the_divisor_is_the_promised_constant_not_the_cohort",
     ),
     "the charge": (
         "simulation.py",
         "self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)",
         "pass",
-        "test_a_release_is_charged_before_data_is_read",
+        "test_simulation.py::test_a_release_is_charged_before_data_is_read",
     ),
     "the question in the name of the noise": (
         "simulation.py",
         'f"{query}/noise"',
         '"noise"',
-        "test_another_question_meets_other_noise_and_is_charged[another message]",
+        "test_simulation.py::test_another_question_meets_other_noise_and_is_charged[another message]",
     ),
     "the limit of the plan": (
-        "ledger.py",
-        "if count >= plan.releases:",
+        "ledger/book.py",
+        'if self._count("run = ? and stage = ?", account.run, stage) >= plan.releases:',
         "if False:",
-        "test_a_fresh_curator_cannot_go_beyond_the_plan_either",
+        "test_simulation.py::test_a_fresh_curator_cannot_go_beyond_the_plan_either",
     ),
     "the cut to whole steps": (
         "simulation.py",
         "torch.trunc(leaf * (1 / self.grid))",
         "(leaf * (1 / self.grid))",
-        "test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
+        "test_simulation.py::test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
 }
 
@@ -81,7 +81,7 @@ def run(source, *arguments):
 
 
 def pytest_on(source, *names):
-    chosen = [f"{TESTS / 'test_simulation.py'}::{name}" for name in names]
+    chosen = [f"{TESTS}/{name}" for name in names]
     return run(source, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *chosen)
 
 

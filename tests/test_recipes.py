@@ -393,7 +393,7 @@ def test_accounts_say_whether_the_noise_is_simulated():
 
 
 def finished(recipe, folder):
-    run = Run.created(recipe, folder, ledger_path=folder / "ledger.sqlite", seed=0, device="cpu")
+    run = Run.created(recipe, folder, address=folder / "ledger.sqlite", seed=0, device="cpu")
     return run.executed(lambda *facts: None)
 
 

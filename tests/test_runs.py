@@ -48,7 +48,7 @@ def steady():
 
 def created(out, *overrides, recipe=TINY, seed=0):
     parsed = Recipe.parsed(recipe, overrides)
-    return Run.created(parsed, out, ledger_path=out / "ledger.sqlite", seed=seed, device="cpu")
+    return Run.created(parsed, out, address=out / "ledger.sqlite", seed=seed, device="cpu")
 
 
 def quiet(selection, done, rounds, facts):
@@ -67,8 +67,12 @@ def interrupting(after, selection=None):
 
 def entries(run):
     """How many releases the ledger holds, by model and stage."""
-    with sqlite3.connect(run.ledger_path) as book:
-        return dict(book.execute("select run || ' ' || stage, count(*) from entries group by run, stage").fetchall())
+    with sqlite3.connect(run.address) as book:
+        return dict(
+            book.execute(
+                "select run || ' ' || stage, count(*) from entries where kind = 'release' group by run, stage"
+            ).fetchall()
+        )
 
 
 def paid(run, rounds, selection="all"):
@@ -485,9 +489,9 @@ def test_missing_data_is_refused_before_anything_is_written(tmp_path):
 @pytest.mark.parametrize("device", ["banana", "cuda:77"])
 def test_a_device_that_is_not_there_is_refused_before_anything_is_charged(tmp_path, device):
     with pytest.raises(ValueError, match=device):
-        Run.created(
-            Recipe.parsed(TINY), tmp_path, ledger_path=tmp_path / "ledger.sqlite", seed=0, device=device
-        ).executed(quiet)
+        Run.created(Recipe.parsed(TINY), tmp_path, address=tmp_path / "ledger.sqlite", seed=0, device=device).executed(
+            quiet
+        )
     assert not (tmp_path / "ledger.sqlite").exists()
 
 
@@ -613,7 +617,7 @@ def test_nothing_that_leaves_a_run_tells_a_user_or_how_many_there_are(tmp_path, 
             said[path.name] = path.read_text()
         elif path.suffix == ".safetensors":
             said[path.name] = json.dumps(header(path))
-    with sqlite3.connect(run.ledger_path) as book:
+    with sqlite3.connect(run.address) as book:
         said["ledger"] = "\n".join(map(str, book.execute("select * from entries").fetchall()))
     assert len(said) > 10
     for name, text in said.items():
@@ -658,7 +662,7 @@ def test_a_run_is_resumed_from_another_folder(tmp_path, monkeypatch, finished):
     """Paths of the ledger are kept whole."""
     monkeypatch.chdir(tmp_path)
     out = pathlib.Path("out")
-    run = Run.created(Recipe.parsed(TINY), out, ledger_path=out / "ledger.sqlite", seed=0, device="cpu")
+    run = Run.created(Recipe.parsed(TINY), out, address=out / "ledger.sqlite", seed=0, device="cpu")
     with pytest.raises(KeyboardInterrupt):
         run.executed(interrupting(1))
     (tmp_path / "elsewhere").mkdir()

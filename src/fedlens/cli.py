@@ -276,7 +276,7 @@ def _created(
     from fedlens.runs import Run, default_device
 
     path = ledger or out / "ledger.sqlite"
-    return Run.created(recipe, out, ledger_path=path, seed=seed, device=device or default_device())
+    return Run.created(recipe, out, address=path, seed=seed, device=device or default_device())
 
 
 def _execute(started: "Run", as_json: bool) -> None:

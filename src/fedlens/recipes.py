@@ -15,11 +15,22 @@ import pydantic
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvgGan, Sgd
-from fedlens.ledger import Account, Spending
+from fedlens.ledger import Account, Item, Spending
 from fedlens.models.gan import Gan
-from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, Unit, UpdateAndBit
+from fedlens.privacy import (
+    Balanced,
+    Everyone,
+    FixedSize,
+    L2Clip,
+    Neighbours,
+    Plan,
+    Poisson,
+    Unit,
+    UpdateAndBit,
+)
 from fedlens.transforms import TRANSFORMS
 
+STAGES = "count", "train"  # of a model: its group is counted, then it is trained
 Share = Annotated[float, Field(ge=0, le=1)]
 Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
@@ -60,6 +71,7 @@ class Columns(_Table):
 class Data(_Table):
     source: Literal["digits", "npz", "population"]
     path: Path | None = None
+    name: Name | None = None  # of the population in the ledger; by default that of the file
     images: str = "x"
     labels: str | None = "y"
     users: str = "user"
@@ -118,9 +130,14 @@ class Privacy(_Table):
     rounds: PositiveInt
     users: PositiveInt  # a public guess at the users in a group: the divisor
     population: PositiveInt  # a public upper bound on all users
-    sampling: Literal["everyone", "poisson"] = "everyone"
-    rate: Annotated[float, Field(gt=0, le=1)] | None = None
+    sampling: Literal["everyone", "poisson", "fixed-size", "balanced"] = "everyone"
+    rate: Annotated[float, Field(gt=0, le=1)] | None = None  # poisson
+    capped: bool = True  # poisson: cohorts of at most m + 6 sqrt(m)
+    size: PositiveInt | None = None  # fixed-size
+    size_is_public: bool = False  # fixed-size: how many units a selection holds is declared public
+    groups: PositiveInt | None = None  # balanced
     unit: Unit = Unit.USER
+    neighbours: Neighbours = Neighbours.ADD_REMOVE
     clip: PositiveFloat | None = None
     adaptive_clip: Adaptive | None = None
     minimum_users: PositiveInt = 20  # below it, by a noisy count, no model is trained
@@ -133,13 +150,27 @@ class Privacy(_Table):
             problems.append("give epsilon or noise_multiplier, one of them")
         if (self.clip is None) == (self.adaptive_clip is None):
             problems.append("give clip or [privacy.adaptive_clip], one of them")
-        if (self.rate is None) == (self.sampling == "poisson"):
-            problems.append("rate goes with sampling = 'poisson', which needs it")
-        if self.users > self.population:
-            problems.append(f"users={self.users} exceeds population={self.population}")
+        for name, sampling in {"rate": "poisson", "size": "fixed-size", "groups": "balanced"}.items():
+            if (getattr(self, name) is None) == (self.sampling == sampling):
+                problems.append(f"{name} goes with sampling = '{sampling}', which needs it")
+        for name in ("users", "size", "groups"):
+            if (getattr(self, name) or 0) > self.population:
+                problems.append(f"{name}={getattr(self, name)} exceeds population={self.population}")
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    def sampler(self) -> Poisson | FixedSize | Balanced | Everyone:
+        if self.rate is not None:
+            return Poisson(rate=self.rate, population=self.population, capped=self.capped)
+        if self.size is not None:
+            return FixedSize(size=self.size, population=self.population, size_is_public=self.size_is_public)
+        return Balanced(groups=self.groups, population=self.population) if self.groups else Everyone()
+
+    @property
+    def contributors(self) -> float:
+        """The public divisor: how many are expected to take part in a round."""
+        return float(self.size or self.users * (self.rate or 1.0) / (self.groups or 1))
 
 
 class Optimizer(_Table):
@@ -228,6 +259,13 @@ class Recipe(_Table):
                     f"selection {name} with unit = 'example': one example would decide about its user's others; "
                     "select by everyone, or by right or wrong with minimum_examples = 1"
                 )
+            if selection.by != "everyone" and self.privacy.sampling == "balanced":
+                problems.append(f"selection {name} with a balanced schedule: its slots would depend on private data")
+            if selection.by != "everyone" and self.privacy.size and not self.privacy.size_is_public:
+                problems.append(
+                    f"selection {name} with samples of a fixed size: how many users are in it is private; "
+                    "use poisson, or declare size_is_public = true"
+                )
         try:
             self.gan()
         except ValueError as error:
@@ -283,7 +321,6 @@ class Recipe(_Table):
     def plans(self) -> tuple[Plan, Plan]:
         """The noisy head count, once, and the training rounds; calibrated together."""
         p = self.privacy
-        sampling = Everyone() if p.rate is None else Poisson(rate=p.rate, population=p.population)
         bound = L2Clip(norm=p.clip) if p.clip else UpdateAndBit(bit=p.adaptive_clip.bit if p.adaptive_clip else 1.0)
         count = Plan(
             sampling=Everyone(),
@@ -292,19 +329,22 @@ class Recipe(_Table):
             releases=1,
             expected_contributors=1.0,
             unit=p.unit,
+            neighbours=p.neighbours,
         )
         train = dataclasses.replace(
             count,
-            sampling=sampling,
+            sampling=p.sampler(),
             bound=bound,
             noise_multiplier=1.0 if p.noise_multiplier is None else p.noise_multiplier,
             releases=p.rounds,
-            expected_contributors=p.users * (p.rate or 1.0),
+            expected_contributors=p.contributors,
         )
         if p.epsilon is None:
             return count, train
-        # A user lives through as many models as there are rules to be sorted by: their rounds add up.
-        models = len({rule for rule, _ in self.partition().values()})
+        # A user lives through as many models as there are rules to be sorted by: their rounds add up. Where users are
+        # replaced, one may leave a group and enter another, and lives through all.
+        replaced = p.neighbours == Neighbours.REPLACE_ONE
+        models = len(self.selections if replaced else {rule for rule, _ in self.partition().values()})
         whole = dataclasses.replace(train, releases=models * p.rounds).calibrated(p.epsilon, p.delta, (count,) * models)
         return count, dataclasses.replace(whole, releases=p.rounds)
 
@@ -325,13 +365,25 @@ class Recipe(_Table):
         """What the whole recipe will have spent when it is done."""
         return [Spending(account=self.account(run, name, simulated), plans=self.plans) for name in self.selections]
 
+    def items(self, run: str, simulated: bool) -> list[Item]:
+        """What the whole recipe asks of the ledger."""
+        return [
+            Item(account=self.account(run, name, simulated), stage=stage, plan=plan)
+            for name in self.selections
+            for stage, plan in zip(STAGES, self.plans, strict=True)
+        ]
+
+    @property
+    def population(self) -> str:
+        """Whose budget it draws on."""
+        return self.data.name or pathlib.Path(self.data.path or self.data.source).name
+
     def account(self, run: str, selection: str, simulated: bool) -> Account:
         """Groups share no user within one run only: by the next, a user's data and the group may have changed."""
         partition, part = self.partition()[selection]
-        population = self.data.path or self.data.source
         return Account(
             run=f"{run}/{selection}",
-            population=pathlib.Path(population).name,
+            population=self.population,
             partition=f"{run}: {partition}",
             part=part,
             simulated=simulated,

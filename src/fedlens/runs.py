@@ -30,12 +30,12 @@ import fedlens
 from fedlens import data, files, ledger, tensorfiles, trees
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Model, Report, contrast
-from fedlens.ledger import Ledger
+from fedlens.ledger import Item, Ledger, is_remote
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.population import DataError, Population
 from fedlens.privacy import Guarantee, Plan, accounting
 from fedlens.randomness import Randomness
-from fedlens.recipes import Recipe, to_toml
+from fedlens.recipes import STAGES, Recipe, to_toml
 from fedlens.selection import AccuracyBetween, Classified
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
@@ -56,7 +56,7 @@ class Run:
 
     folder: pathlib.Path
     recipe: Recipe
-    ledger_path: pathlib.Path
+    address: str  # of the ledger
     seed: int | None  # of simulated noise; None means cryptographic noise
     device: str
 
@@ -66,23 +66,45 @@ class Run:
 
     @classmethod
     def created(
-        cls, recipe: Recipe, out: pathlib.Path, *, ledger_path: pathlib.Path, seed: int | None, device: str
+        cls,
+        recipe: Recipe,
+        out: pathlib.Path,
+        *,
+        address: str | pathlib.Path,
+        seed: int | None,
+        device: str,
+        why: str = "",
     ) -> "Run":
-        """Writes down the promise. No data is read."""
+        """Sets aside what the recipe will spend and writes down the promise. No data is read."""
         source = recipe.data.path
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
-        run = cls(folder=folder, recipe=recipe, ledger_path=ledger_path, seed=seed, device=device)
+        address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
+        run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
-        folder.mkdir(parents=True)
-        files.write(folder / "recipe.toml", to_toml(recipe))
-        files.write(folder / "plan.json", json.dumps(run.plan(), indent=1))
-        files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
-        about = {"ledger": str(ledger_path.resolve()), "seed": seed, "device": device, "recipe_sha256": recipe.digest}
-        files.write(folder / "run.json", json.dumps(about, indent=1))
+        book = Ledger(address)
+        book.reserve(run.items(), recipe=recipe.digest, why=why)
+        try:
+            folder.mkdir(parents=True)
+            files.write(folder / "recipe.toml", to_toml(recipe))
+            files.write(folder / "plan.json", json.dumps(run.plan(), indent=1))
+            files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
+            about = {"ledger": address, "seed": seed, "device": device, "recipe_sha256": recipe.digest}
+            files.write(folder / "run.json", json.dumps(about, indent=1))
+        except BaseException:
+            run.abandoned(book)
+            raise
         return run
+
+    def items(self) -> list[Item]:
+        return self.recipe.items(self.name, self.seed is not None)
+
+    def abandoned(self, book: Ledger) -> None:
+        """Returns what is not spent."""
+        for account in dict.fromkeys(item.account.run for item in self.items()):
+            book.close(account)
 
     @classmethod
     def opened(cls, folder: pathlib.Path) -> "Run":
@@ -94,13 +116,13 @@ class Run:
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"Expected a whole run.json in {folder}; it is damaged.") from None
         recipe = Recipe.open(folder / "recipe.toml")
-        digest, ledger_path, seed, device = known
+        digest, address, seed, device = known
         if recipe.digest != digest:
             raise ValueError(f"Expected the recipe that {folder.name} was started with; recipe.toml has changed.")
         return cls(
             folder=folder,
             recipe=recipe,
-            ledger_path=pathlib.Path(ledger_path),
+            address=address,
             seed=seed,
             device=device,
         )
@@ -123,7 +145,8 @@ class Run:
         if (self.folder / "MANIFEST.json").exists():
             raise ValueError(f"Expected an unfinished run; {self.name} is complete: fedlens report {self.folder}")
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
-        book = Ledger(self.ledger_path)
+        book = Ledger(self.address)
+        book.reserve(self.items(), recipe=self.recipe.digest)  # done when the run was created; a resumed run checks it
         population, primary = self._private_side()
         models: list[Model] = []
         warnings: list[str] = []
@@ -139,7 +162,7 @@ class Run:
                 warnings += self._lost_rounds(model)
         report = self._report(models, primary, tuple(warnings), book)
         report.save(self.folder)
-        self._close()
+        self._close(book)
         return report
 
     def _lost_rounds(self, model: Model) -> list[str]:
@@ -163,6 +186,11 @@ class Run:
         if population.columns["x"].shape[1:] != (1, self.recipe.side, self.recipe.side):
             shape = tuple(population.columns["x"].shape[1:])
             raise DataError(f"Expected images of (1, {self.recipe.side}, {self.recipe.side}), got {shape}: see `side`.")
+        if len(population) > self.recipe.privacy.population:
+            declared = self.recipe.privacy.population
+            raise DataError(
+                f"Expected at most population={declared} users, as the recipe declares; the data hold more."
+            )
         if source.bug is not None:
             population = data.planted(population, source.bug.kind, source.bug.fraction, source.bug.seed)
         return population, self._primary(public)
@@ -219,7 +247,8 @@ class Run:
         account = self.recipe.account(self.name, selection, randomness.simulated)
         door = functools.partial(SimulatedCurator, chosen, ledger=book, account=account, randomness=randomness)
         count_plan, train_plan = self.recipe.plans
-        head_count = door(plan=count_plan, stage="count", engine=Engine()).noisy_mean(present, {})
+        counting, training = STAGES
+        head_count = door(plan=count_plan, stage=counting, engine=Engine()).noisy_mean(present, {})
         files.write(folder / "count.json", json.dumps({"noisy_users": round(float(head_count["users"]), 1)}))
         if head_count["users"] < self.recipe.privacy.minimum_users:
             return None
@@ -229,6 +258,7 @@ class Run:
         state, engine = self._resumed(folder) or (algorithm.start(), fixed)
         curator = door(
             plan=train_plan,
+            stage=training,
             examples_per_unit=algorithm.examples_per_unit,
             engine=engine,
             device=self.device,
@@ -243,6 +273,7 @@ class Run:
             delta=self.recipe.privacy.delta,
             recipe_sha256=self.recipe.digest,
             rounds=int(state["round"]),
+            ledger_head=book.head(),
         )
         model.save(folder / "model.safetensors")
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
@@ -296,7 +327,8 @@ class Run:
 
     @property
     def _private(self) -> pathlib.Path:
-        return self.ledger_path.parent / ".private"
+        beside = self.folder if is_remote(self.address) else pathlib.Path(self.address)
+        return beside.parent / ".private"
 
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:
@@ -327,12 +359,14 @@ class Run:
         report = contrast(*samples, title=self.recipe.name, primary=primary, warnings=warnings, provenance=provenance)
         return dataclasses.replace(report, guarantee=joint)
 
-    def _close(self) -> None:
+    def _close(self, book: Ledger) -> None:
         hashes = {
             str(path.relative_to(self.folder)): files.sha256(path)
             for path in sorted(self.folder.rglob("*"))
             if path.is_file() and path.name != "MANIFEST.json"
         }
+        for selection in self.recipe.selections:
+            book.close(f"{self.name}/{selection}", hashes.get(f"{selection}/model.safetensors", ""))
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
         for selection in self.recipe.selections:
             (self._private / f"{self.name}.{selection}.key").unlink(missing_ok=True)

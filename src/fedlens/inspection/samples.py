@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from fedlens import tensorfiles
-from fedlens.ledger import Spending, guarantee
+from fedlens.ledger import Head, Spending, guarantee
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.privacy import Guarantee
 from fedlens.trees import Tree
@@ -48,6 +48,7 @@ class Model:
     delta: float
     recipe_sha256: str
     rounds: int
+    ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
 
     def sampled(self, count: int, seed: int) -> Samples:
         images = self.gan.samples(self.generator, count, seed)
@@ -59,13 +60,14 @@ class Model:
             "label": self.label,
             "recipe_sha256": self.recipe_sha256,
             "rounds": self.rounds,
+            "ledger_head": self.ledger_head,
         }
         tensorfiles.write(path, self.generator, about | provenance(self.spending, self.delta))
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Model":
         generator, about = tensorfiles.read(path)
-        missing = {"gan", "label", "spending", "delta", "recipe_sha256", "rounds"} - about.keys()
+        missing = {"gan", "label", "spending", "delta", "recipe_sha256", "rounds", "ledger_head"} - about.keys()
         if missing:
             raise ValueError(
                 f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
@@ -78,6 +80,7 @@ class Model:
             delta=about["delta"],
             recipe_sha256=about["recipe_sha256"],
             rounds=about["rounds"],
+            ledger_head=tuple(about["ledger_head"]),
         )
 
 

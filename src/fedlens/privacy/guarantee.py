@@ -35,12 +35,8 @@ class Guarantee:
 
     @property
     def headline(self) -> str:
-        up = (
-            math.ceil(self.epsilon * 100 - 1e-9) / 100 if math.isfinite(self.epsilon) else math.inf
-        )  # never rounded down
-        size = f"{up:.2f}" if math.isfinite(up) else "INFINITE (no protection)"
         warning = ", SIMULATED: seeded noise protects nobody" if self.simulated else ""
-        return f"epsilon {size} at delta {self.delta:g} per {self.unit} ({self.neighbours}){warning}"
+        return f"epsilon {rounded(self.epsilon)} at delta {self.delta:g} per {self.unit} ({self.neighbours}){warning}"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON knows no infinity: an infinite epsilon is the string "infinity"."""
@@ -64,3 +60,12 @@ class Guarantee:
         ]
         lines = [f"**{self.headline}**", "", "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)]
         return "\n".join([*lines, "", "Not covered:", *(f"- {text}" for text in self.not_covered), ""])
+
+
+def rounded(epsilon: float) -> str:
+    """Two decimals, never rounded down.
+
+    >>> rounded(1.001), rounded(8.0), rounded(math.inf)
+    ('1.01', '8.00', 'INFINITE (no protection)')
+    """
+    return f"{math.ceil(epsilon * 100 - 1e-9) / 100:.2f}" if math.isfinite(epsilon) else "INFINITE (no protection)"

@@ -1,0 +1,22 @@
+"""What was released, as events and not as epsilons; what may still be; and who said so."""
+
+from fedlens.ledger.book import Item, Ledger, NotApprovedError
+from fedlens.ledger.budgets import Budget, Standing
+from fedlens.ledger.chain import Entry, Head
+from fedlens.ledger.spending import Account, Spending, guarantee
+from fedlens.ledger.storage import LedgerError, is_remote
+
+__all__ = [
+    "Account",
+    "Budget",
+    "Entry",
+    "Head",
+    "Item",
+    "Ledger",
+    "LedgerError",
+    "NotApprovedError",
+    "Spending",
+    "Standing",
+    "guarantee",
+    "is_remote",
+]

@@ -1,0 +1,394 @@
+"""The ledger itself: reserve the whole plan, book every release before it is made, return the rest, sign and verify.
+
+Entries are never changed and never deleted. Each carries the hash of the one before it, so that an edited, missing or
+reordered entry is found; what has been published elsewhere (a model's header names its entry) cannot be rewritten.
+"""
+
+import dataclasses
+import datetime
+import functools
+import getpass
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from fedlens.curator import PrivacySpentError
+from fedlens.ledger import chain, keys
+from fedlens.ledger.budgets import Budget, Standing, over
+from fedlens.ledger.chain import Entry
+from fedlens.ledger.spending import Account, Spending, guarantee
+from fedlens.ledger.storage import COLUMNS, LedgerError, opened
+from fedlens.privacy import Plan, rounded
+
+_BACKWARDS = datetime.timedelta(seconds=5)  # clocks are set right by less
+
+
+class NotApprovedError(RuntimeError):
+    """The budget asks for an approved request, and there is none for this run."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Item:
+    """What a run asks for: so many releases of a plan, on an account."""
+
+    account: Account
+    stage: str
+    plan: Plan
+
+
+class Ledger:
+    """A SQLite file, a PostgreSQL database, or memory when no address is given.
+
+    >>> from fedlens.privacy import Everyone, L2Clip
+    >>> plan = Plan(
+    ...     sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=5.0, releases=2, expected_contributors=9
+    ... )
+    >>> account = Account(run="demo", population="toy")
+    >>> ledger = Ledger()
+    >>> ledger.set_budget(Budget(population="toy", epsilon=1.5, delta=1e-5))
+    >>> ledger.charge(account, "train", plan, release=0, query="q0")
+    True
+    >>> ledger.charge(account, "train", plan, release=0, query="q0")  # asked again: the same answer
+    False
+    >>> print(guarantee([ledger.spending("demo")], 1e-5).headline)
+    epsilon 0.73 at delta 1e-05 per user (add/remove)
+    >>> try:
+    ...     ledger.charge(Account(run="again", population="toy"), "train", plan, release=0, query="q0")
+    ... except PrivacySpentError as error:
+    ...     print(error)
+    This run would take 'toy' to epsilon 1.56 at delta 1e-05; its budget is 1.5, and 1.07 is spent or reserved.
+    """
+
+    def __init__(
+        self,
+        address: pathlib.Path | str | None = None,
+        *,
+        who: str | None = None,
+        key: Ed25519PrivateKey | None = None,
+    ) -> None:
+        self._store = opened(address)
+        self._who, self._key = who or _user(), key
+
+    def close_file(self) -> None:
+        self._store.close()
+
+    # Spending
+
+    def reserve(self, items: Sequence[Item], *, recipe: str = "", why: str = "") -> None:
+        """Sets the whole of a run aside, in one transaction, before its first release; a run that resumes has done so.
+
+        Formal guarantee: what is spent and reserved on a population never exceeds its budget.
+        """
+        with self._store.transaction():
+            self._reserve(items, recipe, why)
+
+    def charge(self, account: Account, stage: str, plan: Plan, *, release: int, query: str) -> bool:
+        """Books one release; False if this very question was booked before (a run resumed after a crash).
+
+        Formal guarantee: when this returns the entry is on disk, and a stage never holds more entries than its plan.
+        """
+        with self._store.transaction():
+            self._reserve([Item(account=account, stage=stage, plan=plan)], "", "")
+            if self._count("run = ? and stage = ? and release = ? and query = ?", account.run, stage, release, query):
+                return False
+            if self._closed(account.run):
+                raise PrivacySpentError(f"Run {account.run!r} is closed: what it had not used was returned.")
+            if self._count("run = ? and stage = ?", account.run, stage) >= plan.releases:
+                raise PrivacySpentError(
+                    f"All {plan.releases} releases of the plan are spent. (A resumed run asks its old questions again"
+                    " for free; if its data, secret or engine changed, they are new ones: start a new run.)"
+                )
+            self._append("release", account.population, run=account.run, stage=stage, release=release, query=query)
+        return True
+
+    def close(self, run: str, model: str = "") -> int:
+        """Ends a run: what it did not use is returned, the hash of its `model` is kept. Gives the entry's number."""
+        with self._store.transaction():
+            made = self._entries("kind = 'reserve' and run = ?", run)
+            if not made:
+                raise ValueError(f"Expected a run of this ledger, found no reservation of {run!r}.")
+            if closed := self._entries("kind = 'close' and run = ?", run):
+                return closed[0].id
+            planned = {entry.stage: Plan.from_dict(entry.facts["plan"]).releases for entry in made}
+            left = {
+                stage: releases - self._count("run = ? and stage = ?", run, stage)
+                for stage, releases in planned.items()
+            }
+            return self._append("close", made[0].population, run=run, body={"model": model, "returned": left}).id
+
+    def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
+        new = [item for item in items if not self._reserved(item)]
+        for population in sorted({item.account.population for item in new if not item.account.simulated}):
+            mine = [item for item in new if item.account.population == population and not item.account.simulated]
+            self._within_budget(population, mine)
+        for item in new:
+            account = item.account
+            body = {
+                "plan": item.plan.to_dict(),
+                "partition": account.partition,
+                "part": account.part,
+                "simulated": account.simulated,
+                "recipe": recipe,
+                "why": why,
+                "request": None if account.simulated else self._approved(account, recipe),
+            }
+            self._append("reserve", account.population, run=account.run, stage=item.stage, body=body)
+
+    def _reserved(self, item: Item) -> bool:
+        made = self._entries("kind = 'reserve' and run = ? and stage = ?", item.account.run, item.stage)
+        if made and (_account(made[0]), _plan(made[0])) != (item.account, item.plan):
+            raise ValueError(f"Expected the account and plan that run {item.account.run!r} began with; they changed.")
+        return bool(made)
+
+    def _within_budget(self, population: str, items: Sequence[Item]) -> None:
+        budget = self.budget(population)
+        if budget is None:
+            return
+        for item in items:
+            budget.covers(item.plan)
+        before = self.spendings(population, reserved=True, budget=budget)
+        after = [*before, *(Spending(account=item.account, plans=(item.plan,)) for item in items)]
+        whole = guarantee(after, budget.delta)
+        if over(budget, whole.epsilon):
+            so_far = guarantee(before, budget.delta).epsilon if before else 0.0
+            raise PrivacySpentError(
+                f"This run would take {population!r} to epsilon {rounded(whole.epsilon)} at delta {budget.delta:g};"
+                f" its budget is {budget.epsilon:g}, and {rounded(so_far)} is spent or reserved."
+            )
+
+    # What was spent
+
+    def spent(self, run: str, stage: str) -> int:
+        return self._count("run = ? and stage = ?", run, stage)
+
+    def spending(self, run: str) -> Spending:
+        """What a run has spent so far, in plain terms that can travel with its model."""
+        found = [spending for spending in self._spendings("run = ?", (run,)) if spending.plans]
+        if len(found) != 1:
+            raise ValueError(f"Expected entries of run {run!r} on one account in the ledger.")
+        return found[0]
+
+    def spendings(self, population: str, *, reserved: bool = False, budget: Budget | None = None) -> list[Spending]:
+        """Of all runs on a population that are not simulated; with what is `reserved` as if it were spent already."""
+        found = self._spendings("population = ?", (population,), reserved, budget.window if budget else None)
+        return [spending for spending in found if spending.plans and not spending.account.simulated]
+
+    def _spendings(
+        self, where: str, values: tuple[Any, ...], reserved: bool = False, window: float | None = None
+    ) -> list[Spending]:
+        since = "" if window is None else (self._store.now() - datetime.timedelta(days=window)).isoformat()
+        counted = self._store.rows(
+            "select run, stage, count(*), sum(case when at >= ? then 1 else 0 end) from entries"
+            f" where kind = 'release' and {where} group by run, stage",
+            (since, *values),
+        )
+        counts = {(run, stage): (int(made), int(recent)) for run, stage, made, recent in counted}
+        closed = {
+            run for (run,) in self._store.rows(f"select run from entries where kind = 'close' and {where}", values)
+        }
+        runs: dict[str, Spending] = {}
+        for entry in self._entries(f"kind = 'reserve' and {where}", *values):
+            plan, (made, recent) = _plan(entry), counts.get((entry.run, entry.stage), (0, 0))
+            waiting = plan.releases - made if reserved and entry.run not in closed else 0
+            held = runs.setdefault(entry.run, Spending(account=_account(entry), plans=()))
+            if recent + waiting:
+                plans = (*held.plans, dataclasses.replace(plan, releases=recent + waiting))
+                runs[entry.run] = dataclasses.replace(held, plans=plans)
+        return list(runs.values())
+
+    def populations(self) -> list[str]:
+        return [name for (name,) in self._store.rows("select distinct population from entries order by population")]
+
+    def standing(self, population: str, delta: float | None = None) -> Standing:
+        budget = self.budget(population)
+        at = budget.delta if budget else (delta or 1e-5)
+        made = self.spendings(population, budget=budget)
+        promised = self.spendings(population, reserved=True, budget=budget)
+        return Standing(
+            population=population,
+            budget=budget,
+            spent=guarantee(made, at) if made else None,
+            promised=guarantee(promised, at) if promised else None,
+            runs=len({spending.account.run.split("/")[0] for spending in promised}),
+        )
+
+    # Budgets and reviews
+
+    def set_budget(self, budget: Budget, why: str = "") -> None:
+        """The latest budget of a population counts; one with reviewers is changed by their signature only."""
+        with self._store.transaction():
+            self._by_reviewer(self.budget(budget.population), "the change of a budget")
+            self._append("budget", budget.population, body={"budget": budget.to_dict(), "why": why})
+
+    def budget(self, population: str) -> Budget | None:
+        found = self._entries("kind = 'budget' and population = ?", population)
+        return Budget.from_dict(found[-1].facts["budget"]) if found else None
+
+    def request(self, name: str, items: Sequence[Item], *, recipe: str, why: str = "") -> int:
+        """Asks for the leave to run a recipe, as it is now; gives the number to review it by."""
+        (population,) = {item.account.population for item in items}
+        asked = [{"stage": item.stage, "part": item.account.part, "plan": item.plan.to_dict()} for item in items]
+        with self._store.transaction():
+            body = {"name": name, "recipe": recipe, "why": why, "asked": asked}
+            return self._append("request", population, run=name, body=body).id
+
+    def review(self, number: int, *, approved: bool, note: str = "") -> None:
+        with self._store.transaction():
+            request = self._entries("kind = 'request' and id = ?", number)
+            if not request:
+                raise ValueError(f"Expected the number of a request, found none with {number}.")
+            if self._verdict(number):
+                raise ValueError(f"Expected a request that waits for review; {number} is reviewed already.")
+            self._by_reviewer(self.budget(request[0].population), "a review")
+            body = {"approved": approved, "note": note}
+            self._append("review", request[0].population, run=request[0].run, release=number, body=body)
+
+    def requests(self) -> list[dict[str, Any]]:
+        return [
+            {"number": entry.id, "at": entry.at, "who": entry.who, "population": entry.population, **entry.facts}
+            | {"verdict": self._told_verdict(entry.id)}
+            for entry in self._entries("kind = 'request'")
+        ]
+
+    def _told_verdict(self, number: int) -> str:
+        verdict = self._verdict(number)
+        if verdict is None:
+            return "waiting"
+        note = f" ({verdict.facts['note']})" if verdict.facts["note"] else ""
+        return f"{'approved' if verdict.facts['approved'] else 'rejected'} by {verdict.who}{note}"
+
+    def _verdict(self, number: int) -> Entry | None:
+        found = self._entries("kind = 'review' and release = ?", number)
+        return found[0] if found else None
+
+    def _by_reviewer(self, budget: Budget | None, what: str) -> None:
+        if budget and budget.reviewers and (self._key is None or keys.public(self._key) not in budget.reviewers):
+            raise NotApprovedError(f"Expected {what} signed by one of the reviewers of {budget.population!r} (--key).")
+
+    def _approved(self, account: Account, recipe: str) -> int | None:
+        """The request this run may start by; None where the budget asks for none."""
+        budget = self.budget(account.population)
+        if budget is None or not budget.review:
+            return None
+        run = account.run.split("/")[0]
+        used = {entry.facts["request"]: entry.run.split("/")[0] for entry in self._entries("kind = 'reserve'")}
+        told = "there is no request for it (fedlens ledger request)"
+        for request in self._entries("kind = 'request' and population = ?", account.population):
+            verdict = self._verdict(request.id)
+            if request.facts["recipe"] != recipe:
+                if run.startswith(request.facts["name"]):
+                    told = f"the recipe is not the one of request {request.id}: it was edited since"
+            elif verdict is None:
+                told = f"request {request.id} waits for review"
+            elif not verdict.facts["approved"]:
+                told = f"request {request.id} was rejected: {verdict.facts['note'] or 'no note'}"
+            elif budget.reviewers and verdict.signer not in budget.reviewers:
+                told = f"the approval of request {request.id} is not signed by a reviewer"
+            elif used.get(request.id, run) != run:
+                told = f"request {request.id} was used by another run; make a new one"
+            else:
+                return request.id
+        raise NotApprovedError(f"Runs on {account.population!r} need an approved request, and {told}.")
+
+    # The chain
+
+    def _append(
+        self,
+        kind: str,
+        population: str,
+        *,
+        run: str = "",
+        stage: str = "",
+        release: int = -1,
+        query: str = "",
+        body: Mapping[str, Any] | None = None,
+    ) -> Entry:
+        """To be called within a transaction."""
+        ((count, head),) = self._store.rows("select entries, head from about")
+        last = self._entries("id = ?", count)
+        entry = Entry(
+            id=count + 1,
+            at=self._time(last[0].at if last else ""),
+            kind=kind,
+            who=self._who,
+            population=population,
+            run=run,
+            stage=stage,
+            release=release,
+            query=query,
+            body=json.dumps(body or {}, sort_keys=True),
+            signer=keys.public(self._key) if self._key else "",
+            signature="",
+            hash="",
+        )
+        digest = entry.hashed(head)
+        signature = keys.signed(self._key, digest) if self._key else ""
+        entry = dataclasses.replace(entry, hash=digest, signature=signature)
+        marks = ", ".join("?" * len(dataclasses.fields(Entry)))
+        self._store.rows(f"insert into entries ({COLUMNS}) values ({marks})", dataclasses.astuple(entry))
+        self._store.rows("update about set entries = ?, head = ?", (entry.id, entry.hash))
+        return entry
+
+    def _time(self, last: str) -> str:
+        now = self._store.now()
+        if last and now < datetime.datetime.fromisoformat(last) - _BACKWARDS:
+            raise LedgerError(f"Expected a clock that goes forward: the last entry is of {last}. Nothing was booked.")
+        return max(last, now.isoformat(timespec="microseconds"))
+
+    def head(self) -> tuple[int, str]:
+        """The number and hash of the last entry: written down elsewhere, they pin down everything before."""
+        ((count, head),) = self._store.rows("select entries, head from about")
+        return int(count), str(head)
+
+    def entries(self) -> Iterator[Entry]:
+        """All of them, in the order of their numbers, whatever gaps there are."""
+        ((lowest, highest),) = self._store.rows("select coalesce(min(id), 1), coalesce(max(id), 0) from entries")
+        for start in range(lowest, highest + 1, 10_000):
+            yield from self._entries("id >= ? and id < ?", start, start + 10_000)
+
+    def verify(self, models: Mapping[str, str] | None = None, written_down: tuple[int, str] | None = None) -> list[str]:
+        """Everything that is wrong: entries edited, missing or reordered, signatures, releases beyond their plan.
+
+        `models` are hashes of model files, by run; `written_down` is a head that was kept elsewhere.
+        """
+        return list(chain.problems(self.entries(), self.head(), models or {}, written_down))
+
+    def _entries(self, where: str, *values: Any) -> list[Entry]:
+        found = self._store.rows(f"select {COLUMNS} from entries where {where} order by id", values)
+        return [Entry(*row) for row in found]
+
+    def _count(self, where: str, *values: Any) -> int:
+        return int(self._store.rows(f"select count(*) from entries where kind = 'release' and {where}", values)[0][0])
+
+    def _closed(self, run: str) -> bool:
+        return bool(self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)))
+
+
+def _account(entry: Entry) -> Account:
+    facts = entry.facts
+    return Account(
+        run=entry.run,
+        population=entry.population,
+        partition=facts["partition"],
+        part=facts["part"],
+        simulated=facts["simulated"],
+    )
+
+
+def _plan(entry: Entry) -> Plan:
+    return _parsed(json.dumps(entry.facts["plan"], sort_keys=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parsed(text: str) -> Plan:
+    return Plan.from_dict(json.loads(text))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "unknown"

@@ -1,0 +1,122 @@
+"""What runs have spent, and what they add up to for the user who was in most of them."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedlens.privacy import Guarantee, Neighbours, Plan, accounting
+from fedlens.privacy.losses import Gaussian, Loss
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Account:
+    """Whose budget a run draws on. Parts of one partition share no unit, so their costs do not add up.
+
+    `partition` names a rule that puts every *user* into at most one part; selections by example share users and must
+    not claim one.
+    """
+
+    run: str
+    population: str
+    partition: str = "all"
+    part: str = "all"
+    simulated: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spending:
+    """The releases of one run on its account: what a guarantee is computed from, alone or jointly with others."""
+
+    account: Account
+    plans: tuple[Plan, ...]  # with `releases` as many as were made
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"account": dataclasses.asdict(self.account), "plans": [plan.to_dict() for plan in self.plans]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Spending":
+        return cls(account=Account(**values["account"]), plans=tuple(map(Plan.from_dict, values["plans"])))
+
+
+def guarantee(spendings: Sequence[Spending], delta: float) -> Guarantee:
+    """What these runs cost jointly, were they the only ones on their populations.
+
+    Formal guarantee: every unit lives in one part of each partition; its cost is what those parts add up to, and the
+    epsilon is at least the largest such cost. That is parallel composition, and it needs add/remove neighbours: a user
+    who is added or removed changes one part, while one who is replaced may leave a part and enter another.
+    """
+    plans = [plan for spending in spendings for plan in spending.plans]
+    if not plans:
+        raise ValueError("Expected at least one run to state a guarantee about.")
+    kinds = {(str(plan.unit), str(plan.neighbours)) for plan in plans}
+    if len(kinds) > 1:
+        raise ValueError(f"Expected one unit and one kind of neighbours in a joint guarantee, got {sorted(kinds)}.")
+    populations = {spending.account.population for spending in spendings}
+    ((unit, neighbours),) = kinds
+    return Guarantee(
+        epsilon=max(accounting.epsilon_of(suffered(spendings, name), delta) for name in populations),
+        delta=delta,
+        unit=unit,
+        neighbours=neighbours,
+        sampling="; ".join(dict.fromkeys(plan.sampling.text for plan in plans)),
+        accountant=accounting.accountant(plans),
+        composition=_composition(spendings, neighbours),
+        simulated=any(spending.account.simulated for spending in spendings),
+    )
+
+
+def suffered(spendings: Iterable[Spending], population: str) -> accounting.Losses:
+    """What the unluckiest unit of a population lives through: of every partition its dearest part.
+
+    Parts that cannot be compared are covered by a part that holds the most of either: dearer than both, never cheaper.
+    """
+    partitions: dict[str, dict[str, list[Plan]]] = {}
+    for spending in spendings:
+        if spending.account.population == population:
+            replaced = any(plan.neighbours == Neighbours.REPLACE_ONE for plan in spending.plans)
+            parts = partitions.setdefault(spending.account.partition, {})
+            # Who is replaced may leave one part and enter another: all parts are then one.
+            parts.setdefault("all" if replaced else spending.account.part, []).extend(spending.plans)
+    total: collections.Counter[Loss] = collections.Counter()
+    for parts in partitions.values():
+        total.update(_dearest([_merged(plans) for plans in parts.values()]))
+    return total
+
+
+def _merged(plans: Sequence[Plan]) -> "collections.Counter[Loss]":
+    """The losses of one part; its Gaussians as one, so that parts can be compared."""
+    found = accounting.losses(plans)
+    squares = sum(count / loss.multiplier**2 for loss, count in found.items() if _noisy_gaussian(loss))
+    rest = collections.Counter({loss: count for loss, count in found.items() if not _noisy_gaussian(loss)})
+    return rest + collections.Counter({Gaussian(multiplier=squares**-0.5): 1} if squares else {})
+
+
+def _dearest(parts: "Sequence[collections.Counter[Loss]]") -> "collections.Counter[Loss]":
+    most: collections.Counter[Loss] = collections.Counter()
+    strongest: list[Loss] = []
+    for part in parts:
+        strongest += [loss for loss in part if _noisy_gaussian(loss)]
+        most |= collections.Counter({loss: count for loss, count in part.items() if not _noisy_gaussian(loss)})
+    return most + collections.Counter({min(strongest, key=lambda loss: loss.multiplier): 1} if strongest else {})
+
+
+def _noisy_gaussian(loss: Loss) -> bool:
+    return isinstance(loss, Gaussian) and loss.multiplier > 0
+
+
+def _composition(spendings: Sequence[Spending], neighbours: str) -> str:
+    if len(spendings) == 1:
+        return "all releases of one model"
+    groups = {(spending.account.partition, spending.account.part) for spending in spendings}
+    if len(groups) == len({partition for partition, _ in groups}):
+        return f"all releases of {len(spendings)} models together: they may share users"
+    if neighbours == Neighbours.REPLACE_ONE:
+        return (
+            f"{len(spendings)} models on groups that share no user, added up all the same: a user whose data are "
+            "replaced can leave one group and enter another"
+        )
+    return (
+        f"{len(spendings)} models on groups that share no user: the most expensive group counts,"
+        " because adding or removing a user changes one group only"
+    )
