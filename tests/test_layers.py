@@ -18,7 +18,7 @@ LAYERS = (
     {"privacy", "models", "curator", "population"},
     {"ledger", "selection", "data"},
     {"algorithms", "inspection", "evaluation", "simulation", "flower", "audit"},
-    {"recipes", "templates", "runs", "demo", "cli", "web", "__init__", "__main__"},  # may import everything
+    {"recipes", "templates", "planning", "runs", "demo", "cli", "web", "__init__", "__main__"},  # may import everything
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1

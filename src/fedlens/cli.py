@@ -17,6 +17,8 @@ import fedlens
 
 if TYPE_CHECKING:
     from fedlens.inspection import Model, Report
+    from fedlens.ledger import Ledger
+    from fedlens.recipes import Recipe
     from fedlens.runs import Run, Watcher
 
 app = typer.Typer(
@@ -27,8 +29,13 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and check private data, beside the data.")
 app.add_typer(data_app, name="data")
+ledger_app = typer.Typer(no_args_is_help=True, help="Budgets: what was spent, by whom, on what; and what may be.")
+app.add_typer(ledger_app, name="ledger")
+account_app = typer.Typer(no_args_is_help=True, help="What published guarantees are worth.")
+app.add_typer(account_app, name="account")
 
-FAILED, USAGE, OVER_BUDGET, INTERRUPTED = 1, 2, 3, 130
+FAILED, USAGE, OVER_BUDGET, NOT_APPROVED, INTERRUPTED = 1, 2, 3, 4, 130
+DEMO_BUDGET = 10.0
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, to standard output.")]
 Sets = Annotated[
@@ -36,9 +43,17 @@ Sets = Annotated[
 ]
 Out = Annotated[pathlib.Path, typer.Option("--out", help="Where run folders are made.")]
 LedgerPath = Annotated[
-    pathlib.Path | None,
-    typer.Option("--ledger", help="The ledger of what was released. Default: ledger.sqlite in --out."),
+    str | None,
+    typer.Option(
+        "--ledger",
+        help="The ledger of what was released: a file, or postgresql://… for teams. Default: ledger.sqlite in --out.",
+    ),
 ]
+Book = Annotated[str, typer.Option("--ledger", help="A file, or postgresql://… for teams.")]
+Who = Annotated[str | None, typer.Option("--who", help="In whose name; by default the login name.")]
+Why = Annotated[str, typer.Option("--why", help="Kept in the ledger.")]
+Key = Annotated[pathlib.Path | None, typer.Option("--key", help="Sign with this key (fedlens ledger key).")]
+DEFAULT_BOOK = "runs/ledger.sqlite"
 Simulate = Annotated[
     int | None,
     typer.Option(
@@ -73,7 +88,9 @@ def demo(
     if what not in recipes:
         raise ValueError(f"Expected one of {', '.join(recipes)} to demonstrate, got {what!r}.")
     text = importlib.resources.files("fedlens").joinpath("recipe_files", recipes[what]).read_text()
-    recipe = Recipe.parsed(text, [] if bug else ["data.bug.fraction=0"])
+    # Without the bug it is another demonstration, with a budget of its own: the digits are public.
+    recipe = Recipe.parsed(text, [] if bug else ["data.bug.fraction=0", "data.name=digits-without-bug"])
+    _demo_budget(recipe, ledger or str(out / "ledger.sqlite"), simulate)
     _execute(_created(recipe, out, ledger, simulate, device), as_json)
 
 
@@ -98,33 +115,46 @@ def init(
 
 
 @app.command()
-def plan(recipe: RecipeFile, sets: Sets = None, as_json: Json = False) -> None:
+def plan(
+    recipe: RecipeFile,
+    sets: Sets = None,
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help=f"Whose budget it would draw on. Default: {DEFAULT_BOOK}, if there.")
+    ] = None,
+    target_eps: Annotated[
+        float | None, typer.Option("--target-eps", help="Calibrate the noise to this epsilon instead.")
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", metavar="A=1,2,B=3,4", help="The cost of every combination of settings of [privacy]."),
+    ] = None,
+    published: Annotated[
+        str | None,
+        typer.Option("--published", metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """State what a recipe will cost and promise, without touching any data."""
-    from fedlens import ledger
+    from fedlens import planning
     from fedlens.recipes import Recipe
-    from fedlens.runs import noise_to_signal
 
     parsed = Recipe.open(recipe, sets or [])
-    count, train = parsed.plans
-    spendings = parsed.spendings()
-    joint = ledger.guarantee(spendings, parsed.privacy.delta)
-    alone = ledger.guarantee(spendings[:1], parsed.privacy.delta)
-    ratio = noise_to_signal(parsed, train)
-    answer = {
-        "guarantee": joint.to_dict(),
-        "epsilon_per_model": alone.to_dict()["epsilon"],
-        "count": count.to_dict(),
-        "train": train.to_dict(),
-        "noise_to_signal": ratio,
-    }
-    lines = [
-        joint.statement(),
-        f"{len(spendings)} model(s), each: {alone.headline}",
-        f"{train.releases} rounds, noise multiplier {train.noise_multiplier:.4g} on the sum, {train.bound.text}",
-        f"a noisy head count (standard deviation {count.stddev:g} users) is part of it",
-        f"noise to signal in one round: {ratio:.2f} (norm of the noise over the largest possible mean update)",
-    ]
-    _answer(answer, "\n".join(lines), as_json)
+    if target_eps is not None:
+        parsed = parsed.changed([f"privacy.epsilon={target_eps}"])
+    if sweep is not None:
+        cells = planning.swept(parsed, sweep)
+        _answer({"sweep": cells}, _table(cells), as_json)
+        return
+    forecast = planning.forecast(parsed, _book_if_there(ledger))
+    answer, text = forecast.to_dict(), forecast.text()
+    if published is not None:
+        figure = planning.published(published, parsed)
+        answer["published"] = figure
+        text += (
+            f"\n{published} would print epsilon {figure['epsilon']:.4g} ({figure['method']}): NOT COMPLIANT, shown for"
+            f" comparison only; the training alone truly costs {figure['valid_epsilon']:.4g}"
+        )
+    _answer(answer, text, as_json)
 
 
 @app.command()
@@ -138,6 +168,7 @@ def run(
     ledger: LedgerPath = None,
     simulate: Simulate = None,
     device: Device = None,
+    why: Why = "",
     as_json: Json = False,
 ) -> None:
     """Train the models of a recipe and write the report. Ctrl-C is safe: go on later with --resume."""
@@ -153,7 +184,7 @@ def run(
             )
         _execute(Run.opened(resume), as_json)
     elif recipe is not None:
-        _execute(_created(Recipe.open(recipe, sets or []), out, ledger, simulate, device), as_json)
+        _execute(_created(Recipe.open(recipe, sets or []), out, ledger, simulate, device, why), as_json)
 
 
 @app.command()
@@ -242,6 +273,200 @@ def check(
         raise typer.Exit(FAILED)
 
 
+@account_app.command("papers")
+def papers(as_json: Json = False) -> None:
+    """Every epsilon the five papers print: how they got it, what is valid instead, and a verdict. About a minute."""
+    from fedlens.privacy import papers
+
+    rows = [row.to_dict() for row in papers.rows()]
+    lines = []
+    for row in rows:
+        valid = ", ".join(f"{reading} {value:.4g}" for reading, value in row["valid"].items())
+        lines += [
+            f"{row['paper']}, {row['row']}: published {row['published']:.4g}, reproduced {row['reproduced']:.4g}",
+            f"    valid: {valid or 'none'}",
+            f"    {row['verdict']}",
+        ]
+    _answer(rows, "\n".join(lines), as_json)
+
+
+@ledger_app.command("init")
+def ledger_init(
+    population: Annotated[str, typer.Option(help="Its name in the ledger: that of its file, or data.name.")],
+    epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
+    delta: Annotated[float, typer.Option(help="Well below 1 / size.")],
+    size: Annotated[int | None, typer.Option(help="The public number of units, or an upper bound.")] = None,
+    unit: Annotated[str, typer.Option(help="user, example or silo.")] = "user",
+    neighbours: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
+    window: Annotated[float | None, typer.Option(help="Days after which what was spent no longer counts.")] = None,
+    review: Annotated[bool, typer.Option("--review/--no-review", help="Runs need an approved request.")] = False,
+    reviewer: Annotated[
+        list[str] | None, typer.Option(help="Public key of one who may approve; repeatable, implies --review.")
+    ] = None,
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    why: Why = "",
+    as_json: Json = False,
+) -> None:
+    """Set, or change, the budget of a population. The ledger is made if there is none."""
+    from fedlens.ledger import Budget
+    from fedlens.privacy import Neighbours, Unit
+
+    budget = Budget(
+        population=population,
+        epsilon=epsilon,
+        delta=delta,
+        size=size,
+        unit=_one_of(Unit, unit),
+        neighbours=_one_of(Neighbours, neighbours),
+        window=window,
+        review=review or bool(reviewer),
+        reviewers=tuple(reviewer or ()),
+    )
+    if size is not None and delta > 1 / size:
+        print(f"warning: delta {delta:g} is above 1/{size}: one whole record may be published", file=sys.stderr)
+    _book(ledger, who, key, create=True).set_budget(budget, why)
+    _answer(budget.to_dict(), f"{population}: {budget.text}", as_json)
+
+
+@ledger_app.command("show")
+def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
+    """What was spent, by whom, on what; and what is left."""
+    book = _book(ledger)
+    number, head = book.head()
+    standings = [book.standing(name) for name in book.populations()]
+    runs = book.runs()
+    answer = {
+        "populations": [standing.to_dict() for standing in standings],
+        "runs": runs,
+        "entries": number,
+        "head": head,
+    }
+    lines = [line for standing in standings for line in (*standing.lines(), *_run_lines(runs, standing.population), "")]
+    _answer(answer, "\n".join([*lines, f"{number} entries, head {head[:16]}"]), as_json)
+
+
+@ledger_app.command("request")
+def ledger_request(
+    recipe: RecipeFile,
+    sets: Sets = None,
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    why: Why = "",
+    as_json: Json = False,
+) -> None:
+    """Ask for the leave to run a recipe, as it is now."""
+    from fedlens.recipes import Recipe
+
+    parsed = Recipe.open(recipe, sets or [])
+    items = parsed.items(parsed.name, simulated=False)
+    number = _book(ledger, who, key).request(parsed.name, items, recipe=parsed.digest, why=why)
+    _answer({"number": number, "recipe": parsed.digest}, f"Request {number} waits for review.", as_json)
+
+
+@ledger_app.command("review")
+def ledger_review(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
+    """All requests, and what became of them."""
+    requests = _book(ledger).requests()
+    lines = [
+        f"{r['number']}: {r['name']} on {r['population']} by {r['who']}: {r['verdict']}"
+        + (f"; why: {r['why']}" if r["why"] else "")
+        for r in requests
+    ]
+    _answer({"requests": requests}, "\n".join(lines) or "No requests.", as_json)
+
+
+Number = Annotated[int, typer.Argument(help="The number of the request (fedlens ledger review).")]
+Note = Annotated[str, typer.Option("--note", help="For the one who asked.")]
+
+
+@ledger_app.command("approve")
+def ledger_approve(
+    number: Number,
+    note: Note = "",
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """Let a request be run, once, as it was asked."""
+    _book(ledger, who, key).review(number, approved=True, note=note)
+    _answer({"number": number, "approved": True}, f"Request {number} is approved.", as_json)
+
+
+@ledger_app.command("reject")
+def ledger_reject(
+    number: Number,
+    note: Note = "",
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """Refuse a request."""
+    _book(ledger, who, key).review(number, approved=False, note=note)
+    _answer({"number": number, "approved": False}, f"Request {number} is rejected.", as_json)
+
+
+@ledger_app.command("close")
+def ledger_close(
+    run: Annotated[str, typer.Argument(help="A run that will not be resumed, such as look-t1-3fa2c1.")],
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """Return what an abandoned run has reserved and not spent. It cannot be resumed then."""
+    book = _book(ledger, who, key)
+    parts = [found["run"] for found in book.runs() if found["run"].split("/")[0] == run.split("/")[0]]
+    if not parts:
+        raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
+    for part in parts:
+        book.close(part)
+    _answer({"closed": parts}, f"Closed: {', '.join(parts)}", as_json)
+
+
+@ledger_app.command("verify")
+def ledger_verify(
+    ledger: Book = DEFAULT_BOOK,
+    runs: Annotated[
+        pathlib.Path | None,
+        typer.Option("--runs", help="Check the models in these run folders too. Default: beside it."),
+    ] = None,
+    head: Annotated[
+        str | None, typer.Option("--head", metavar="NUMBER:HASH", help="A head that was written down elsewhere.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Look for entries that were edited, are missing or out of order, and models that are not the booked ones."""
+    from fedlens import ledger as ledgers
+
+    book = _book(ledger)
+    folder = runs or (pathlib.Path() if ledgers.is_remote(ledger) else pathlib.Path(ledger).parent)
+    models, heads = _models_in(folder)
+    problems = book.verify(models, [*heads, *([_head(head)] if head else [])])
+    number, last = book.head()
+    answer = {"problems": problems, "entries": number, "head": last, "models": len(models)}
+    text = "\n".join(problems) or f"ok: {number} entries, {len(models)} models, head {number}:{last}"
+    _answer(answer, text, as_json)
+    if problems:
+        raise typer.Exit(FAILED)
+
+
+@ledger_app.command("key")
+def ledger_key(
+    to: Annotated[pathlib.Path, typer.Option("--to", help="The private key; keep it to yourself.")],
+    as_json: Json = False,
+) -> None:
+    """Make an Ed25519 key to sign budgets and reviews with; prints its public half."""
+    from fedlens.ledger import keys
+
+    public = keys.public(keys.created(to))
+    _answer({"file": str(to), "public": public}, public, as_json)
+
+
 def main() -> None:
     """Runs the command line; errors become one clear line and an exit code."""
     try:
@@ -252,6 +477,8 @@ def main() -> None:
         kind, text = type(error).__name__, str(error)
         if kind == "PrivacySpentError":
             _fail(text, OVER_BUDGET)
+        if kind == "NotApprovedError":
+            _fail(text, NOT_APPROVED)
         if isinstance(error, ValueError) and (kind == "RecipeError" or text.startswith("Expected ")):
             _fail(text, USAGE)  # one of ours; a library's may quote data
         if os.environ.get("FEDLENS_DEBUG"):
@@ -271,12 +498,97 @@ def _fail(message: str, code: int) -> None:
 
 
 def _created(
-    recipe: Any, out: pathlib.Path, ledger: pathlib.Path | None, seed: int | None, device: str | None
+    recipe: "Recipe", out: pathlib.Path, ledger: str | None, seed: int | None, device: str | None, why: str = ""
 ) -> "Run":
+    from fedlens import planning
+    from fedlens.curator import PrivacySpentError
+    from fedlens.ledger import Ledger
     from fedlens.runs import Run, default_device
 
-    path = ledger or out / "ledger.sqlite"
-    return Run.created(recipe, out, address=path, seed=seed, device=device or default_device())
+    address = ledger or str(out / "ledger.sqlite")
+    for warning in recipe.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    try:
+        return Run.created(recipe, out, address=address, seed=seed, device=device or default_device(), why=why)
+    except PrivacySpentError as error:
+        fitting = planning.refusal(planning.alternatives(recipe, Ledger(address)))
+        raise PrivacySpentError("\n".join([str(error), *fitting])) from None
+
+
+def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
+    """The demonstration keeps a budget, as a real population would: a second run is over it."""
+    from fedlens.ledger import Budget, Ledger
+
+    book = Ledger(address)
+    if seed is None and book.budget(recipe.population) is None:
+        size, delta = recipe.privacy.population, recipe.privacy.delta
+        book.set_budget(
+            Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size), why="fedlens demo"
+        )
+        print(
+            f"population {recipe.population!r} gets a budget of epsilon {DEMO_BUDGET:g} in {address};"
+            " for another demonstration take another --out",
+            file=sys.stderr,
+        )
+
+
+def _book(address: str, who: str | None = None, key: pathlib.Path | None = None, create: bool = False) -> "Ledger":
+    from fedlens.ledger import Ledger, is_remote, keys
+
+    if not create and not is_remote(address) and not pathlib.Path(address).exists():
+        raise ValueError(f"Expected a ledger at {address}; there is none (fedlens ledger init makes one).")
+    return Ledger(address, who=who, key=keys.opened(key) if key else None)
+
+
+def _book_if_there(address: str | None) -> "Ledger | None":
+    return None if address is None and not pathlib.Path(DEFAULT_BOOK).exists() else _book(address or DEFAULT_BOOK)
+
+
+def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:
+    return [
+        f"  {run['run']}: {run['told']} by {run['who']} on {run['at'][:16].replace('T', ' ')}"
+        + (f", {run['why']}" if run["why"] else "")
+        for run in runs
+        if run["population"] == population
+    ]
+
+
+def _models_in(folder: pathlib.Path) -> tuple[dict[str, str], list[tuple[int, str]]]:
+    """Hashes of the models in run folders, by the name they are booked under, and the heads they carry."""
+    from fedlens import files
+    from fedlens.inspection import Model
+
+    models, heads = {}, []
+    for path in sorted(folder.glob("*/*/model.safetensors")):
+        models[f"{path.parent.parent.name}/{path.parent.name}"] = files.sha256(path)
+        with contextlib.suppress(ValueError):  # a damaged model: its hash tells
+            heads.append(Model.open(path).ledger_head)
+    return models, heads
+
+
+def _head(text: str) -> tuple[int, str]:
+    number, found, digest = text.partition(":")
+    if not (found and number.isdecimal()):
+        raise ValueError(f"Expected --head NUMBER:HASH, as `fedlens ledger verify` prints it, got {text!r}.")
+    return int(number), digest
+
+
+def _one_of(kinds: Any, text: str) -> Any:
+    if text not in list(kinds):
+        raise ValueError(f"Expected one of {', '.join(kinds)}, got {text!r}.")
+    return kinds(text)
+
+
+def _table(cells: list[dict[str, Any]]) -> str:
+    columns = list(cells[0])
+    rows = [
+        [f"{cell[name]:.4g}" if isinstance(cell[name], float) else str(cell[name]) for name in columns]
+        for cell in cells
+    ]
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [columns, *rows]
+    )
 
 
 def _execute(started: "Run", as_json: bool) -> None:
@@ -301,7 +613,7 @@ def _print(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
     _answer(report.to_dict(), f"{report.text()}\n\n{folder / 'report.html'}", as_json)
 
 
-def _answer(values: dict[str, Any], text: str, as_json: bool) -> None:
+def _answer(values: Any, text: str, as_json: bool) -> None:
     print(json.dumps(values, indent=1, allow_nan=False) if as_json else text)
 
 

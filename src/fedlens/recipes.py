@@ -280,6 +280,10 @@ class Recipe(_Table):
             values = tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"Expected TOML: {error}.") from None
+        return cls.validated(values, overrides)
+
+    @classmethod
+    def validated(cls, values: dict[str, Any], overrides: typing.Sequence[str]) -> "Recipe":
         for override in overrides:
             _set(values, override)
         try:
@@ -297,6 +301,25 @@ class Recipe(_Table):
             raise RecipeError(f"Expected a recipe at {path}; there is no such file.") from None
         except UnicodeDecodeError:
             raise RecipeError(f"Expected a TOML text file at {path}.") from None
+
+    def changed(self, overrides: typing.Sequence[str]) -> "Recipe":
+        """The recipe with some settings changed; epsilon and noise_multiplier take each other's place."""
+        given = {override.partition("=")[0].strip() for override in overrides}
+        swapped = {"epsilon", "noise_multiplier"} & {name.removeprefix("privacy.") for name in given}
+        dropped = {"epsilon", "noise_multiplier"} - swapped if len(swapped) == 1 else set()
+        privacy = self.privacy.model_dump(mode="json", exclude_none=True, exclude=dropped)
+        values = self.model_dump(mode="json", exclude_none=True, exclude={"privacy"}) | {"privacy": privacy}
+        return Recipe.validated(values, overrides)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        p = self.privacy
+        if p.delta > 1 / p.population:
+            return (
+                f"delta {p.delta:g} is above 1/{p.population}: a mechanism may publish one whole record with that "
+                "probability and still keep the promise; take delta well below 1 / population",
+            )
+        return ()
 
     @property
     def digest(self) -> str:

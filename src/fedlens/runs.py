@@ -32,8 +32,9 @@ from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Model, Report, contrast
 from fedlens.ledger import Item, Ledger, is_remote
 from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.planning import noise_to_signal
 from fedlens.population import DataError, Population
-from fedlens.privacy import Guarantee, Plan, accounting
+from fedlens.privacy import Guarantee, accounting
 from fedlens.randomness import Randomness
 from fedlens.recipes import STAGES, Recipe, to_toml
 from fedlens.selection import AccuracyBetween, Classified
@@ -375,12 +376,6 @@ class Run:
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
     """Contributes 1 for a unit that holds any example: the head count."""
     return {"users": (examples["mask"].sum() > 0).float()}, memory
-
-
-def noise_to_signal(recipe: Recipe, train: Plan) -> float:
-    """The norm of the noise in one round's mean, over the largest norm the mean can have."""
-    weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
-    return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
 
 
 def _shortened(metrics: pathlib.Path, lines: int) -> None:

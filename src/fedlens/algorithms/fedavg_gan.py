@@ -114,7 +114,9 @@ class FedAvgGan:
     def _generator_step(self, state: Tree, rng: torch.Generator) -> Tree:
         params, critic = trees.part(state, "generator"), trees.part(state, "critic")
         latents = self.gan.latents(self.generator_batch, rng=rng).to(params["image.bias"].device)
-        slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)
+        free = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
+        slopes = torch.autograd.grad(self.gan.generator_loss(free, critic, latents), list(free.values()))
+        slope = dict(zip(free, slopes, strict=True))
         slope = trees.add(slope, params, self.decay) if self.decay else slope
         params, slots = self.generator(params, slope, trees.part(state, "generator_slots"))
         return state | trees.joined(generator=params, generator_slots=slots)

@@ -10,7 +10,7 @@ import functools
 import getpass
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import chain, keys
 from fedlens.ledger.budgets import Budget, Standing, over
-from fedlens.ledger.chain import Entry
+from fedlens.ledger.chain import Entry, Head
 from fedlens.ledger.spending import Account, Spending, guarantee
 from fedlens.ledger.storage import COLUMNS, LedgerError, opened
 from fedlens.privacy import Plan, rounded
@@ -338,7 +338,7 @@ class Ledger:
             raise LedgerError(f"Expected a clock that goes forward: the last entry is of {last}. Nothing was booked.")
         return max(last, now.isoformat(timespec="microseconds"))
 
-    def head(self) -> tuple[int, str]:
+    def head(self) -> Head:
         """The number and hash of the last entry: written down elsewhere, they pin down everything before."""
         ((count, head),) = self._store.rows("select entries, head from about")
         return int(count), str(head)
@@ -349,12 +349,44 @@ class Ledger:
         for start in range(lowest, highest + 1, 10_000):
             yield from self._entries("id >= ? and id < ?", start, start + 10_000)
 
-    def verify(self, models: Mapping[str, str] | None = None, written_down: tuple[int, str] | None = None) -> list[str]:
+    def verify(self, models: Mapping[str, str] | None = None, written_down: Iterable[Head] = ()) -> list[str]:
         """Everything that is wrong: entries edited, missing or reordered, signatures, releases beyond their plan.
 
-        `models` are hashes of model files, by run; `written_down` is a head that was kept elsewhere.
+        `models` are hashes of model files, by run; `written_down` are heads that were kept elsewhere.
         """
-        return list(chain.problems(self.entries(), self.head(), models or {}, written_down))
+        return list(chain.problems(self.entries(), self.head(), models or {}, dict(written_down)))
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs: by whom, why, on what, how much of it was used."""
+        closed = {entry.run: entry for entry in self._entries("kind = 'close'")}
+        found: dict[str, dict[str, Any]] = {}
+        for entry in self._entries("kind = 'reserve'"):
+            facts, made = entry.facts, self.spent(entry.run, entry.stage)
+            run = found.setdefault(
+                entry.run,
+                {
+                    "run": entry.run,
+                    "population": entry.population,
+                    "who": entry.who,
+                    "at": entry.at,
+                    "why": facts["why"],
+                    "recipe": facts["recipe"],
+                    "partition": facts["partition"],
+                    "part": facts["part"],
+                    "simulated": facts["simulated"],
+                    "closed": entry.run in closed,
+                    "model": closed[entry.run].facts["model"] if entry.run in closed else "",
+                    "stages": [],
+                },
+            )
+            run["stages"].append({"stage": entry.stage, "released": made, "plan": facts["plan"]})
+        for run in found.values():
+            used = ", ".join(
+                f"{stage['released']} of {stage['plan']['releases']} {stage['stage']}" for stage in run["stages"]
+            )
+            state = "closed" if run["closed"] else "open"
+            run["told"] = f"{used} releases, {state}{', SIMULATED (free)' if run['simulated'] else ''}"
+        return list(found.values())
 
     def _entries(self, where: str, *values: Any) -> list[Entry]:
         found = self._store.rows(f"select {COLUMNS} from entries where {where} order by id", values)

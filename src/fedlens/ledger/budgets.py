@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Any
 
-from fedlens.privacy import Guarantee, Neighbours, Plan, Unit
+from fedlens.privacy import Guarantee, Neighbours, Plan, Unit, rounded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +74,16 @@ class Standing:
     spent: Guarantee | None
     promised: Guarantee | None  # spent and reserved together
     runs: int
+
+    def lines(self) -> list[str]:
+        """For a person."""
+        spent = rounded(self.spent.epsilon) if self.spent else "0"
+        promised = rounded(self.promised.epsilon) if self.promised else "0"
+        budget = self.budget.text if self.budget else "none: nothing is refused"
+        return [
+            f"{self.population}: budget {budget}",
+            f"  spent epsilon {spent}; with what is reserved {promised}; {self.runs} run(s)",
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -39,7 +39,7 @@ class Entry:
 
 
 def problems(
-    entries: Iterable[Entry], head: Head, models: Mapping[str, str], written_down: Head | None
+    entries: Iterable[Entry], head: Head, models: Mapping[str, str], written_down: Mapping[int, str]
 ) -> Iterator[str]:
     """What was edited, is missing or out of place. Only a head `written_down` elsewhere shows a chain made anew."""
     previous, number, at = "", 0, ""
@@ -53,14 +53,14 @@ def problems(
             yield f"the signature of entry {entry.id} does not fit"
         if entry.at < at:
             yield f"entry {entry.id} is older than the one before it"
-        if written_down and entry.id == written_down[0] and entry.hash != written_down[1]:
+        if written_down.get(entry.id, entry.hash) != entry.hash:
             yield f"entry {entry.id} is not the one that was written down elsewhere"
         yield from _out_of_place(entry, planned, models)
         previous, number, at = entry.hash, entry.id, entry.at
     if head != (number, previous):
         yield f"entries after {number} are missing"
-    if written_down and written_down[0] > number:
-        yield f"entry {written_down[0]}, written down elsewhere, is missing"
+    for later in sorted(later for later in written_down if later > number):
+        yield f"entry {later}, written down elsewhere, is missing"
 
 
 def _out_of_place(entry: Entry, planned: dict[tuple[str, str], int], models: Mapping[str, str]) -> Iterator[str]:

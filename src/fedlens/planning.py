@@ -1,0 +1,372 @@
+"""What a recipe will cost, promise and take, before any data is touched; and what would fit where it does not."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from fedlens import trees
+from fedlens.curator import Contribute
+from fedlens.ledger import Budget, Ledger, Spending, Standing, guarantee
+from fedlens.ledger.budgets import over
+from fedlens.ledger.spending import suffered
+from fedlens.privacy import Guarantee, Plan, Poisson, accounting, rdp, rounded
+from fedlens.privacy.losses import ExchangedGaussian, Gaussian
+from fedlens.recipes import Recipe
+from fedlens.trees import Tree
+
+Result = TypeVar("Result")
+_SEARCHED = 20.0  # a coarser grid while searching: faster, and never cheaper than the truth
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A change of the recipe with which it would fit."""
+
+    text: str
+    sets: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.text}: {' '.join(f'--set {change}' for change in self.sets)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    recipe: Recipe
+    alone: Guarantee
+    joint: Guarantee
+    readings: dict[str, float]
+    noise_to_signal: float
+    seconds: float
+    standing: Standing | None  # of the population, before the run
+    after: Guarantee | None
+    runs_left: float | None  # like this one, before it
+    alternatives: tuple[Alternative, ...]
+
+    @property
+    def fits(self) -> bool:
+        budget = self.standing.budget if self.standing else None
+        return budget is None or self.after is None or not over(budget, self.after.epsilon)
+
+    def to_dict(self) -> dict[str, Any]:
+        count, train = self.recipe.plans
+        return {
+            "guarantee": self.joint.to_dict(),
+            "epsilon_per_model": self.alone.to_dict()["epsilon"],
+            "readings": {name: value if math.isfinite(value) else "infinity" for name, value in self.readings.items()},
+            "count": count.to_dict(),
+            "train": train.to_dict(),
+            "noise_to_signal": self.noise_to_signal,
+            "expected_seconds": round(self.seconds, 1),
+            "warnings": list(self.recipe.warnings),
+            "ledger": self.standing.to_dict() if self.standing else None,
+            "after": self.after.to_dict() if self.after else None,
+            "fits": self.fits,
+            "runs_left": self.runs_left,
+            "alternatives": [{"text": found.text, "set": list(found.sets)} for found in self.alternatives],
+        }
+
+    def text(self) -> str:
+        count, train = self.recipe.plans
+        readings = ", ".join(f"{name} {rounded(value)}" for name, value in self.readings.items())
+        lines = [
+            self.joint.statement(),
+            f"{len(self.recipe.selections)} model(s), each: {self.alone.headline}",
+            f"{train.releases} rounds, noise multiplier {train.noise_multiplier:.4g} on the sum, {train.bound.text}",
+            f"one {train.unit} moves a sum by at most {train.sensitivity:g} ({train.neighbours}); by {readings}",
+            f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
+            f"noise to signal in one round: {self.noise_to_signal:.2f} (norm of the noise over the largest possible"
+            " mean update)",
+            f"expected time on this machine: {duration(self.seconds)}, plus the reading of the data",
+            *(f"warning: {warning}" for warning in self.recipe.warnings),
+            *self._ledger_lines(),
+        ]
+        return "\n".join(lines)
+
+    def _ledger_lines(self) -> list[str]:
+        name, standing = self.recipe.population, self.standing
+        if standing is None or self.after is None:
+            return [f"ledger: none yet; population {name!r} would be at epsilon {rounded(self.joint.epsilon)} after it"]
+        before = rounded(standing.promised.epsilon) if standing.promised else "0"
+        now = f"population {name!r} is at epsilon {before} and would be at {rounded(self.after.epsilon)}"
+        if standing.budget is None:
+            return [f"ledger: {now}; it has no budget (fedlens ledger init)"]
+        lines = [f"ledger: {now}; budget {standing.budget.text}"]
+        lines += [f"{self.runs_left:.1f} of a run like this is left"] if self.runs_left is not None else []
+        return lines if self.fits else [*lines, *refusal(self.alternatives)]
+
+
+def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
+    spendings = recipe.spendings()
+    joint = guarantee(spendings, recipe.privacy.delta)
+    standing = ledger.standing(recipe.population, recipe.privacy.delta) if ledger else None
+    budget, before = (standing.budget, _before(recipe, ledger)) if standing and ledger else (None, [])
+    delta = budget.delta if budget else recipe.privacy.delta
+    after = guarantee([*before, *spendings], delta) if standing else None
+    fits = budget is None or after is None or not over(budget, after.epsilon)
+    return Forecast(
+        recipe=recipe,
+        alone=guarantee(spendings[:1], recipe.privacy.delta),
+        joint=joint,
+        readings=readings(suffered(spendings, recipe.population), recipe.privacy.delta),
+        noise_to_signal=noise_to_signal(recipe, recipe.plans[1]),
+        seconds=expected_seconds(recipe),
+        standing=standing,
+        after=after,
+        runs_left=_rounds_left(recipe, before, budget) / recipe.privacy.rounds if budget else None,
+        alternatives=() if fits or budget is None else tuple(_alternatives(recipe, before, budget)),
+    )
+
+
+def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
+    """What would fit into what is left."""
+    budget = ledger.budget(recipe.population)
+    return _alternatives(recipe, _before(recipe, ledger), budget) if budget else []
+
+
+def refusal(found: Sequence[Alternative]) -> list[str]:
+    """How a refused run ends."""
+    if not found:
+        return ["Nothing like it fits: the budget is spent."]
+    return ["It would fit with", *(f"  {alternative}" for alternative in found)]
+
+
+def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
+    """All valid readings of the same releases, the tightest first; a Renyi bound exists for some samplers only."""
+    exact = all(isinstance(loss, Gaussian) for loss in losses)
+    found = {"exact Gaussian" if exact else "PLD": accounting.epsilon_of(losses, delta)}
+    if all(loss.multiplier > 0 for loss in losses):
+        try:
+            found["RDP, improved conversion"] = rdp.epsilon(losses, delta, rdp.improved)
+            found["RDP, classic conversion"] = rdp.epsilon(losses, delta, rdp.classic)
+        except ValueError:
+            pass  # capped cohorts and replaced units: PLD only
+    return found
+
+
+def noise_to_signal(recipe: Recipe, train: Plan) -> float:
+    """The norm of the noise in one round's mean, over the largest norm the mean can have."""
+    weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
+    return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
+
+
+def expected_seconds(recipe: Recipe) -> float:
+    """From what made-up users take here and now, one alone or, where that is quick, sixteen side by side."""
+    algorithm, clock, cores = recipe.algorithm(), _Stopwatch(recipe), torch.get_num_threads()
+    torch.set_num_threads(1)  # as the engine does: every core has users of its own
+    try:
+        for _ in algorithm.run(clock, algorithm.start()):
+            pass
+        return clock.seconds_a_round(cores) * recipe.privacy.rounds * len(recipe.selections)
+    finally:
+        torch.set_num_threads(cores)
+
+
+class _Stopwatch:
+    """Stands at the door for two rounds, measures made-up users, and answers with zeros."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe, self._unit_seconds = recipe, math.inf
+        self._opened: list[float] = []
+        self.remaining = 2
+
+    def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
+        algorithm = self._recipe.algorithm()
+        side, width = self._recipe.side, algorithm.examples_per_unit
+        unit = {"x": torch.zeros(width, 1, side, side, dtype=torch.uint8), "mask": torch.ones(width)}
+        with torch.no_grad():
+            seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
+            if seconds < 0.1:
+                many = {name: leaf.expand(16, *leaf.shape) for name, leaf in unit.items()}
+                together, _ = _timed(lambda: torch.func.vmap(contribute, (None, 0, 0))(message, many, {}))
+                seconds = min(seconds, together / 16)
+        self._unit_seconds = min(self._unit_seconds, seconds)
+        self.remaining -= 1
+        self._opened.append(time.perf_counter())
+        return trees.zeros(update)
+
+    def seconds_a_round(self, cores: int) -> float:
+        """The users' part, and the server's: it lies between the last answer and now."""
+        server = time.perf_counter() - self._opened[-1]
+        return self._unit_seconds * self._recipe.plans[1].expected_contributors / cores + server
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    return f"about {max(1, round(seconds))} seconds"
+
+
+def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
+    """The cost of every combination; `axes` reads rounds=20,50,users=100,200 with names of [privacy].
+
+    >>> _axes("rounds=20,50,users=100")
+    {'rounds': ['20', '50'], 'users': ['100']}
+    """
+    named = _axes(axes)
+    cells = []
+    for values in itertools.product(*named.values()):
+        point = dict(zip(named, values, strict=True))
+        variant = recipe.changed([f"privacy.{name}={value}" for name, value in point.items()])
+        train = variant.plans[1]
+        cost = guarantee(variant.spendings(), variant.privacy.delta)
+        cells.append(
+            {name: _number(value) for name, value in point.items()}
+            | {
+                "epsilon": cost.to_dict()["epsilon"],
+                "noise_multiplier": train.noise_multiplier,
+                "noise_to_signal": noise_to_signal(variant, train),
+            }
+        )
+    return cells
+
+
+def published(paper: str, recipe: Recipe) -> dict[str, Any]:
+    """The epsilon a paper's own method would print for this recipe's training. NOT a guarantee of anything."""
+    methods: dict[str, tuple[str, Callable[[Plan, float], float]]] = {
+        "augenstein2020": ("Wang et al. 2019 for samples of a fixed size, with half the true sensitivity", _fixed_size),
+        "wang2021": ("Renyi bound of Gaussians without sampling, classic conversion", _plain_gaussian),
+    }
+    if paper not in methods:
+        raise ValueError(f"Expected one of {', '.join(methods)} to reproduce, got {paper!r}.")
+    train, (method, value) = recipe.plans[1], methods[paper]
+    return {
+        "paper": paper,
+        "epsilon": value(train, recipe.privacy.delta),
+        "delta": recipe.privacy.delta,
+        "method": method,
+        "compliant": False,
+        "valid_epsilon": accounting.epsilon([train], recipe.privacy.delta),
+    }
+
+
+def _fixed_size(train: Plan, delta: float) -> float:
+    size = round(train.expected_contributors)
+    population = getattr(train.sampling, "population", size)
+    loss = ExchangedGaussian(multiplier=train.noise_multiplier, size=size, population=population)
+    return rdp.epsilon({loss: train.releases}, delta, rdp.classic, rdp.WHOLE_ORDERS)
+
+
+def _plain_gaussian(train: Plan, delta: float) -> float:
+    loss = Gaussian(multiplier=train.noise_multiplier / 2)
+    return rdp.epsilon({loss: train.releases}, delta, rdp.classic, rdp.WHOLE_ORDERS)
+
+
+def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
+    return ledger.spendings(recipe.population, reserved=True, budget=ledger.budget(recipe.population))
+
+
+def _with(recipe: Recipe, train: Plan) -> list[Spending]:
+    """What the recipe would spend with another training plan."""
+    plans = recipe.plans[0], train
+    return [dataclasses.replace(spending, plans=plans) for spending in recipe.spendings()]
+
+
+def _fits(recipe: Recipe, train: Plan, before: Sequence[Spending], budget: Budget) -> bool:
+    losses = suffered([*before, *_with(recipe, train)], recipe.population)
+    return not over(budget, accounting.epsilon_of(losses, budget.delta, _SEARCHED))
+
+
+def _rounds_left(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> int:
+    """How many rounds like these would still fit, over as many runs as they need."""
+    train = recipe.plans[1]
+
+    def fits(rounds: int) -> bool:
+        return _fits(recipe, dataclasses.replace(train, releases=rounds), before, budget)
+
+    return _last(fits, 100 * train.releases)
+
+
+def _alternatives(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> list[Alternative]:
+    train = recipe.plans[1]
+    candidates: list[tuple[str, Plan, list[str]]] = []
+    rounds = min(train.releases - 1, _rounds_left(recipe, before, budget))
+    if rounds >= 1:
+        fewer = dataclasses.replace(train, releases=rounds)
+        candidates.append((f"{rounds} rounds instead of {train.releases}, same noise", fewer, [f"rounds={rounds}"]))
+    percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), before, budget), 100)
+    if percent:
+        noisier = _noisier(train, 100 / percent)
+        told = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
+        candidates.append((f"{told}, same rounds", noisier, []))
+    if isinstance(sampling := train.sampling, Poisson):
+        share = _last(lambda p: _fits(recipe, _thinner(train, sampling, p / 100), before, budget), 99)
+        if share:
+            thinner = _thinner(train, sampling, share / 100)
+            told = f"{thinner.expected_contributors:.0f} users a round instead of {train.expected_contributors:.0f}"
+            candidates.append((f"{told}, same noise", thinner, [f"rate={sampling.rate * share / 100:.6g}"]))
+    found = [_worded(recipe, *candidate) for candidate in candidates]
+    return [alternative for alternative in found if _holds(recipe, alternative, before, budget)]
+
+
+def _worded(recipe: Recipe, text: str, train: Plan, sets: list[str]) -> Alternative:
+    """Says the noise as the recipe does: by the epsilon it is calibrated to (rounded down), or by itself."""
+    cost = guarantee(_with(recipe, train), recipe.privacy.delta).epsilon
+    by_epsilon = recipe.privacy.epsilon is not None
+    noise = (
+        f"epsilon={math.floor(cost * 1000) / 1000:g}"
+        if by_epsilon
+        else f"noise_multiplier={train.noise_multiplier:.6g}"
+    )
+    text = f"{text} (epsilon {rounded(cost)})"
+    return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
+
+
+def _holds(recipe: Recipe, found: Alternative, before: Sequence[Spending], budget: Budget) -> bool:
+    """Whether the recipe changed like this really fits; rounding, or the head count's own cost, may be in the way."""
+    try:
+        variant = recipe.changed(found.sets)
+        return not over(budget, guarantee([*before, *variant.spendings()], budget.delta).epsilon)
+    except ValueError:
+        return False
+
+
+def _noisier(train: Plan, factor: float) -> Plan:
+    return dataclasses.replace(train, noise_multiplier=train.noise_multiplier * factor)
+
+
+def _thinner(train: Plan, sampling: Poisson, share: float) -> Plan:
+    return dataclasses.replace(
+        train,
+        sampling=dataclasses.replace(sampling, rate=sampling.rate * share),
+        expected_contributors=train.expected_contributors * share,
+    )
+
+
+def _last(holds: Callable[[int], bool], high: int) -> int:
+    """The largest number up to `high` for which it still holds; 0 for none. What holds for one holds for less."""
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _axes(text: str) -> dict[str, list[str]]:
+    named: dict[str, list[str]] = {}
+    for piece in text.split(","):
+        name, found, value = piece.rpartition("=")
+        if found:
+            named[name.strip()] = []
+        if not named or not value.strip():
+            raise ValueError(f"Expected --sweep rounds=20,50,users=100,200, got {text!r}.")
+        named[list(named)[-1]].append(value.strip())
+    return named
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text) if not text.isdecimal() else int(text)
+    except ValueError:
+        return text
+
+
+def _timed(work: Callable[[], Result]) -> tuple[float, Result]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
