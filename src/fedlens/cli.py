@@ -445,7 +445,7 @@ def ledger_verify(
 
     book = _book(ledger)
     folder = runs or (pathlib.Path() if ledgers.is_remote(ledger) else pathlib.Path(ledger).parent)
-    models, heads = _models_in(folder)
+    models, heads = _models_in(folder, {run["run"] for run in book.runs()})
     problems = book.verify(models, [*heads, *([_head(head)] if head else [])])
     number, last = book.head()
     answer = {"problems": problems, "entries": number, "head": last, "models": len(models)}
@@ -553,14 +553,17 @@ def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:
     ]
 
 
-def _models_in(folder: pathlib.Path) -> tuple[dict[str, str], list[tuple[int, str]]]:
+def _models_in(folder: pathlib.Path, booked: set[str]) -> tuple[dict[str, str], list[tuple[int, str]]]:
     """Hashes of the models in run folders, by the name they are booked under, and the heads they carry."""
     from fedlens import files
     from fedlens.inspection import Model
 
     models, heads = {}, []
     for path in sorted(folder.glob("*/*/model.safetensors")):
-        models[f"{path.parent.parent.name}/{path.parent.name}"] = files.sha256(path)
+        name = f"{path.parent.parent.name}/{path.parent.name}"
+        if name not in booked:
+            continue  # of another ledger
+        models[name] = files.sha256(path)
         with contextlib.suppress(ValueError):  # a damaged model: its hash tells
             heads.append(Model.open(path).ledger_head)
     return models, heads

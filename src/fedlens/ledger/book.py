@@ -133,7 +133,7 @@ class Ledger:
                 "simulated": account.simulated,
                 "recipe": recipe,
                 "why": why,
-                "request": None if account.simulated else self._approved(account, recipe),
+                "request": None if account.simulated else self._approved(item, recipe),
             }
             self._append("reserve", account.population, run=account.run, stage=item.stage, body=body)
 
@@ -179,7 +179,7 @@ class Ledger:
     def _spendings(
         self, where: str, values: tuple[Any, ...], reserved: bool = False, window: float | None = None
     ) -> list[Spending]:
-        since = "" if window is None else (self._store.now() - datetime.timedelta(days=window)).isoformat()
+        since = "" if window is None else _written(self._store.now() - datetime.timedelta(days=window))
         counted = self._store.rows(
             "select run, stage, count(*), sum(case when at >= ? then 1 else 0 end) from entries"
             f" where kind = 'release' and {where} group by run, stage",
@@ -230,9 +230,8 @@ class Ledger:
     def request(self, name: str, items: Sequence[Item], *, recipe: str, why: str = "") -> int:
         """Asks for the leave to run a recipe, as it is now; gives the number to review it by."""
         (population,) = {item.account.population for item in items}
-        asked = [{"stage": item.stage, "part": item.account.part, "plan": item.plan.to_dict()} for item in items]
         with self._store.transaction():
-            body = {"name": name, "recipe": recipe, "why": why, "asked": asked}
+            body = {"name": name, "recipe": recipe, "why": why, "asked": [_asked(item) for item in items]}
             return self._append("request", population, run=name, body=body).id
 
     def review(self, number: int, *, approved: bool, note: str = "") -> None:
@@ -268,8 +267,9 @@ class Ledger:
         if budget and budget.reviewers and (self._key is None or keys.public(self._key) not in budget.reviewers):
             raise NotApprovedError(f"Expected {what} signed by one of the reviewers of {budget.population!r} (--key).")
 
-    def _approved(self, account: Account, recipe: str) -> int | None:
+    def _approved(self, item: Item, recipe: str) -> int | None:
         """The request this run may start by; None where the budget asks for none."""
+        account = item.account
         budget = self.budget(account.population)
         if budget is None or not budget.review:
             return None
@@ -278,7 +278,7 @@ class Ledger:
         told = "there is no request for it (fedlens ledger request)"
         for request in self._entries("kind = 'request' and population = ?", account.population):
             verdict = self._verdict(request.id)
-            if request.facts["recipe"] != recipe:
+            if request.facts["recipe"] != recipe or _asked(item) not in request.facts["asked"]:
                 if run.startswith(request.facts["name"]):
                     told = f"the recipe is not the one of request {request.id}: it was edited since"
             elif verdict is None:
@@ -336,7 +336,7 @@ class Ledger:
         now = self._store.now()
         if last and now < datetime.datetime.fromisoformat(last) - _BACKWARDS:
             raise LedgerError(f"Expected a clock that goes forward: the last entry is of {last}. Nothing was booked.")
-        return max(last, now.isoformat(timespec="microseconds"))
+        return max(last, _written(now))
 
     def head(self) -> Head:
         """The number and hash of the last entry: written down elsewhere, they pin down everything before."""
@@ -399,6 +399,10 @@ class Ledger:
         return bool(self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)))
 
 
+def _asked(item: Item) -> dict[str, Any]:
+    return {"stage": item.stage, "part": item.account.part, "plan": item.plan.to_dict()}
+
+
 def _account(entry: Entry) -> Account:
     facts = entry.facts
     return Account(
@@ -417,6 +421,11 @@ def _plan(entry: Entry) -> Plan:
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> Plan:
     return Plan.from_dict(json.loads(text))
+
+
+def _written(time: datetime.datetime) -> str:
+    """So that later times are later in the alphabet too."""
+    return time.isoformat(timespec="microseconds")
 
 
 def _user() -> str:

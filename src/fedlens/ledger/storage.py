@@ -4,15 +4,16 @@ import contextlib
 import datetime
 import pathlib
 import sqlite3
+import threading
 import time
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 COLUMNS = (
     "id, at, kind, who, population, run, stage, release, query, body, signer, signature, hash"  # the order of a Row
 )
-_TABLE = """create table if not exists entries (
+_TABLE = """create table entries (
     id bigint primary key,
     at text not null,
     kind text not null,
@@ -28,13 +29,13 @@ _TABLE = """create table if not exists entries (
     hash text not null
 )"""
 _INDEXES = (
-    "create unique index if not exists one_reservation on entries (run, stage) where kind = 'reserve'",
-    "create unique index if not exists one_release on entries (run, stage, release, query) where kind = 'release'",
-    "create unique index if not exists one_close on entries (run) where kind = 'close'",
-    "create index if not exists by_kind on entries (kind, population)",
+    "create unique index one_reservation on entries (run, stage) where kind = 'reserve'",
+    "create unique index one_release on entries (run, stage, release, query) where kind = 'release'",
+    "create unique index one_close on entries (run) where kind = 'close'",
+    "create index by_kind on entries (kind, population)",
 )
-_ABOUT = "create table if not exists about (version bigint not null, entries bigint not null, head text not null)"
-_BEGIN = "insert into about (version, entries, head) select ?, 0, '' where not exists (select 1 from about)"
+_ABOUT = "create table about (version bigint not null, entries bigint not null, head text not null)"
+_BEGIN = "insert into about (version, entries, head) values (?, 0, '')"
 VERSION = 2
 Row = tuple[Any, ...]
 
@@ -67,28 +68,25 @@ def is_remote(address: str) -> bool:
 
 class Sqlite:
     def __init__(self, path: pathlib.Path | None) -> None:
+        self._where = str(path) if path else "memory"
+        self._one_at_a_time = threading.Lock()  # threads share the connection
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
             self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=30, check_same_thread=False)
             self._patiently("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
-            with self.transaction():
-                if self.rows("select 1 from sqlite_master where name = 'about'"):
-                    _checked(self.rows("select version from about"))
-                for statement in (_TABLE, _ABOUT, *_INDEXES, *self._guards()):
-                    self.rows(statement)
-                self.rows(_BEGIN, (VERSION,))
         except (sqlite3.Error, OSError) as error:
-            raise LedgerError(f"Expected a writable ledger at {path}: {error}.") from None
+            raise self._unusable(error) from None
+        _prepare(self, "select 1 from sqlite_master where name = 'about'", self._guards())
+
+    def _unusable(self, error: Exception) -> LedgerError:
+        return LedgerError(f"Expected a writable ledger at {self._where}: {error}. Nothing was booked.")
 
     @staticmethod
     def _guards() -> Iterator[str]:
         for verb in ("update", "delete"):
-            yield (
-                f"create trigger if not exists no_{verb} before {verb} on entries"
-                " begin select raise(abort, 'append-only'); end"
-            )
+            yield (f"create trigger no_{verb} before {verb} on entries begin select raise(abort, 'append-only'); end")
 
     def _patiently(self, statement: str, seconds: float = 30.0) -> None:
         """SQLite's own patience does not cover a change of the journal's mode while others open the file."""
@@ -104,20 +102,22 @@ class Sqlite:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        try:
-            self._db.execute("begin immediate")
+        with self._one_at_a_time:
             try:
+                self._db.execute("begin immediate")
                 yield
-            except BaseException:
-                with contextlib.suppress(sqlite3.Error):  # a full disk has rolled back already
+                self._db.execute("commit")
+            except sqlite3.Error as error:
+                raise self._unusable(error) from None
+            finally:
+                if self._db.in_transaction:  # a full disk may have rolled back already
                     self._db.execute("rollback")
-                raise
-            self._db.execute("commit")
-        except sqlite3.Error as error:
-            raise LedgerError(f"Expected a ledger that can be written: {error}. Nothing was booked.") from None
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
-        return self._db.execute(statement, tuple(values)).fetchall()
+        try:
+            return self._db.execute(statement, tuple(values)).fetchall()
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
 
     def now(self) -> datetime.datetime:
         return datetime.datetime.now(datetime.UTC)
@@ -138,58 +138,62 @@ class Postgres:
             raise ValueError("Expected psycopg for a PostgreSQL ledger: pip install 'fedlens[postgres]'.") from None
         if urllib.parse.urlsplit(address).password:
             raise ValueError("Expected no password in the ledger's address: use PGPASSWORD or a password file.")
-        self._error = psycopg.Error
+        self._error, self._one_at_a_time = psycopg.Error, threading.Lock()
         try:
             self._db = psycopg.connect(address, autocommit=True, connect_timeout=10)
-            with self.transaction():
-                if self.rows("select 1 where to_regclass('about') is not null"):
-                    _checked(self.rows("select version from about"))
-                for statement in (_TABLE, _ABOUT, *_INDEXES, *self._guards()):
-                    self.rows(statement)
-                self.rows(_BEGIN, (VERSION,))
         except psycopg.Error as error:
-            raise LedgerError(f"Expected a PostgreSQL ledger that can be written: {_first_line(error)}.") from None
+            raise self._unusable(error) from None
+        _prepare(self, "select 1 where to_regclass('about') is not null", self._guards())
+
+    @staticmethod
+    def _unusable(error: Exception) -> LedgerError:
+        told = (str(error).strip() or type(error).__name__).splitlines()[0]
+        return LedgerError(f"Expected a writable ledger in PostgreSQL: {told}. Nothing was booked.")
 
     @staticmethod
     def _guards() -> Iterator[str]:
         yield (
-            "create or replace function append_only() returns trigger language plpgsql as"
+            "create function append_only() returns trigger language plpgsql as"
             " $$ begin raise exception 'append-only'; end $$"
         )
         yield (
-            "create or replace trigger never_changed before update or delete or truncate on entries"
+            "create trigger never_changed before update or delete or truncate on entries"
             " for each statement execute function append_only()"
         )
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        try:
-            with self._db.transaction():
-                self._db.execute("select pg_advisory_xact_lock(%s)", (self._LOCK,))
-                yield
-        except self._error as error:
-            raise LedgerError(
-                f"Expected a ledger that can be written: {_first_line(error)}. Nothing was booked."
-            ) from None
+        with self._one_at_a_time:
+            try:
+                with self._db.transaction():
+                    self._db.execute("select pg_advisory_xact_lock(%s)", (self._LOCK,))
+                    yield
+            except self._error as error:
+                raise self._unusable(error) from None
 
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
-        found = self._db.execute(statement.replace("?", "%s").encode(), tuple(values))
-        return found.fetchall() if found.description else []
+        try:
+            found = self._db.execute(statement.replace("?", "%s").encode(), tuple(values))
+            return found.fetchall() if found.description else []
+        except self._error as error:
+            raise self._unusable(error) from None
 
     def now(self) -> datetime.datetime:
-        ((now,),) = self.rows("select clock_timestamp()")
-        assert isinstance(now, datetime.datetime)
+        now: datetime.datetime = self.rows("select clock_timestamp()")[0][0]
         return now.astimezone(datetime.UTC)
 
     def close(self) -> None:
         self._db.close()
 
 
-def _checked(found: list[Row]) -> None:
-    if found and found[0][0] != VERSION:
-        newer = " It was written by a newer fedlens." if found[0][0] > VERSION else ""
-        raise ValueError(f"Expected ledger version {VERSION}, found {found[0][0]}.{newer} Nothing was changed.")
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _prepare(store: Storage, is_there: str, guards: Iterable[str]) -> None:
+    """Makes the tables, or sees that they are of this version."""
+    with store.transaction():
+        if not store.rows(is_there):
+            for statement in (_TABLE, _ABOUT, *_INDEXES, *guards):
+                store.rows(statement)
+            store.rows(_BEGIN, (VERSION,))
+        ((found,),) = store.rows("select version from about")
+        if found != VERSION:
+            newer = " It was written by a newer fedlens." if found > VERSION else ""
+            raise ValueError(f"Expected ledger version {VERSION}, found {found}.{newer} Nothing was changed.")
