@@ -18,6 +18,8 @@ test: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/population.py
+	$(BIN)/python benchmarks/noise.py
+	$(BIN)/python benchmarks/ledger.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -676,3 +676,22 @@ def test_a_run_is_resumed_from_another_folder(tmp_path, monkeypatch, finished):
 def test_the_resolved_recipe_can_be_run_again_by_itself(finished, tmp_path):
     again = created(tmp_path, recipe=(finished.folder / "recipe.toml").read_text())
     assert to_toml(again.recipe) == (finished.folder / "recipe.toml").read_text()
+
+
+def test_data_that_cannot_be_used_cost_nothing(tmp_path, crowd):
+    """More users than the recipe declares: found before anything is released, and the reservation is returned."""
+    run = created(
+        tmp_path / "out",
+        "data.source=npz",
+        f"data.path={crowd}",
+        "privacy.population=30",
+        "privacy.users=20",
+        seed=None,
+    )
+    with pytest.raises(DataError, match="population=30") as caught:
+        run.executed(lambda *facts: None)
+    assert str(USERS) not in str(caught.value)
+    book = Ledger(run.address)
+    assert entries(run) == {}
+    assert all(told["closed"] for told in book.runs())
+    assert book.spendings(run.recipe.population, reserved=True) == []

@@ -281,9 +281,9 @@ def papers(as_json: Json = False) -> None:
     rows = [row.to_dict() for row in papers.rows()]
     lines = []
     for row in rows:
-        valid = ", ".join(f"{reading} {value:.4g}" for reading, value in row["valid"].items())
+        valid = ", ".join(f"{reading} {float(value):.4g}" for reading, value in row["valid"].items())
         lines += [
-            f"{row['paper']}, {row['row']}: published {row['published']:.4g}, reproduced {row['reproduced']:.4g}",
+            f"{row['paper']}, {row['row']}: {row['published']:.4g} published, {float(row['reproduced']):.4g} reproduced",
             f"    valid: {valid or 'none'}",
             f"    {row['verdict']}",
         ]

@@ -148,7 +148,7 @@ class Run:
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
         book = Ledger(self.address)
         book.reserve(self.items(), recipe=self.recipe.digest)  # done when the run was created; a resumed run checks it
-        population, primary = self._private_side()
+        population, primary = self._usable_side(book)
         models: list[Model] = []
         warnings: list[str] = []
         for selection in self.recipe.selections:
@@ -170,6 +170,15 @@ class Run:
         lost = self.recipe.privacy.rounds - model.rounds
         told = f"{model.label}: {lost} of {self.recipe.privacy.rounds} rounds were charged but lost in an interruption"
         return [f"{told}; the model stopped early"] if lost else []
+
+    def _usable_side(self, book: Ledger) -> tuple[Population, Primary | None]:
+        """The private side; if the data cannot be used and nothing was released yet, what was set aside is returned."""
+        try:
+            return self._private_side()
+        except DataError:
+            if not any(book.spent(item.account.run, item.stage) for item in self.items()):
+                self.abandoned(book)
+            raise
 
     def _private_side(self) -> tuple[Population, Primary | None]:
         source = self.recipe.data
