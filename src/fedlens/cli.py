@@ -278,16 +278,8 @@ def papers(as_json: Json = False) -> None:
     """Every epsilon the five papers print: how they got it, what is valid instead, and a verdict. About a minute."""
     from fedlens.privacy import papers
 
-    rows = [row.to_dict() for row in papers.rows()]
-    lines = []
-    for row in rows:
-        valid = ", ".join(f"{reading} {float(value):.4g}" for reading, value in row["valid"].items())
-        lines += [
-            f"{row['paper']}, {row['row']}: {row['published']:.4g} published, {float(row['reproduced']):.4g} reproduced",
-            f"    valid: {valid or 'none'}",
-            f"    {row['verdict']}",
-        ]
-    _answer(rows, "\n".join(lines), as_json)
+    rows = papers.rows()
+    _answer([row.to_dict() for row in rows], "\n".join(line for row in rows for line in row.lines()), as_json)
 
 
 @ledger_app.command("init")
