@@ -327,7 +327,7 @@ def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
     """What was spent, by whom, on what; and what is left."""
     book = _book(ledger)
     number, head = book.head()
-    standings = [book.standing(name) for name in book.populations()]
+    standings = book.standings()
     runs = book.runs()
     answer = {
         "populations": [standing.to_dict() for standing in standings],
@@ -335,7 +335,10 @@ def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
         "entries": number,
         "head": head,
     }
-    lines = [line for standing in standings for line in (*standing.lines(), *_run_lines(runs, standing.population), "")]
+    lines = []
+    for name in book.populations():
+        lines += [line for standing in standings if standing.population == name for line in standing.lines()]
+        lines += [*_run_lines(runs, name), ""]
     _answer(answer, "\n".join([*lines, f"{number} entries, head {head[:16]}"]), as_json)
 
 

@@ -103,7 +103,8 @@ class Forecast:
 def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
     spendings = recipe.spendings()
     joint = guarantee(spendings, recipe.privacy.delta)
-    standing = ledger.standing(recipe.population, recipe.privacy.delta) if ledger else None
+    kind = recipe.privacy.unit, recipe.privacy.neighbours
+    standing = ledger.standing(recipe.population, kind, recipe.privacy.delta) if ledger else None
     budget, before = (standing.budget, _before(recipe, ledger)) if standing and ledger else (None, [])
     delta = budget.delta if budget else recipe.privacy.delta
     after = guarantee([*before, *spendings], delta) if standing else None
@@ -258,7 +259,8 @@ def _plain_gaussian(train: Plan, delta: float) -> float:
 
 
 def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
-    return ledger.spendings(recipe.population, reserved=True, budget=ledger.budget(recipe.population))
+    found = ledger.spendings(recipe.population, reserved=True, budget=ledger.budget(recipe.population))
+    return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
 
 
 def _with(recipe: Recipe, train: Plan) -> list[Spending]:

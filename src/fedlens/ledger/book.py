@@ -19,7 +19,7 @@ from fedlens.curator import PrivacySpentError
 from fedlens.ledger import chain, keys
 from fedlens.ledger.budgets import Budget, Standing, over
 from fedlens.ledger.chain import Entry, Head
-from fedlens.ledger.spending import Account, Spending, guarantee
+from fedlens.ledger.spending import Account, Kind, Spending, guarantee
 from fedlens.ledger.storage import COLUMNS, LedgerError, opened
 from fedlens.privacy import Plan, rounded
 
@@ -202,11 +202,23 @@ class Ledger:
     def populations(self) -> list[str]:
         return [name for (name,) in self._store.rows("select distinct population from entries order by population")]
 
-    def standing(self, population: str, delta: float | None = None) -> Standing:
+    def standings(self) -> list[Standing]:
+        """Of all populations; what protects units or neighbours of another kind is counted apart."""
+        found = []
+        for population in self.populations():
+            budget = self.budget(population)
+            kinds = {spending.kind for spending in self.spendings(population, reserved=True)}
+            kinds |= {(budget.unit, budget.neighbours)} if budget else set()
+            found += [self.standing(population, kind) for kind in sorted(kinds)]
+        return found
+
+    def standing(self, population: str, kind: Kind, delta: float = 1e-5) -> Standing:
+        """At the budget's delta, if there is a budget for this kind of unit and neighbours."""
         budget = self.budget(population)
-        at = budget.delta if budget else (delta or 1e-5)
-        made = self.spendings(population, budget=budget)
-        promised = self.spendings(population, reserved=True, budget=budget)
+        budget = budget if budget and (budget.unit, budget.neighbours) == kind else None
+        at = budget.delta if budget else delta
+        made = [s for s in self.spendings(population, budget=budget) if s.kind == kind]
+        promised = [s for s in self.spendings(population, reserved=True, budget=budget) if s.kind == kind]
         return Standing(
             population=population,
             budget=budget,

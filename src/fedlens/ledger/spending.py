@@ -5,8 +5,10 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedlens.privacy import Guarantee, Neighbours, Plan, accounting
+from fedlens.privacy import Guarantee, Neighbours, Plan, Unit, accounting
 from fedlens.privacy.losses import Gaussian, Loss
+
+Kind = tuple[Unit, Neighbours]  # costs of different kinds do not add up
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,11 @@ class Spending:
 
     account: Account
     plans: tuple[Plan, ...]  # with `releases` as many as were made
+
+    @property
+    def kind(self) -> Kind:
+        ((unit, neighbours),) = {(plan.unit, plan.neighbours) for plan in self.plans}
+        return unit, neighbours
 
     def to_dict(self) -> dict[str, Any]:
         return {"account": dataclasses.asdict(self.account), "plans": [plan.to_dict() for plan in self.plans]}
