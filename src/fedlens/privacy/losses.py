@@ -89,7 +89,7 @@ class ExchangedGaussian:
         mu = 1 / self.multiplier
         gain = special.ndtr(mu / 2 - inner / mu) - np.exp(inner + special.log_ndtr(-mu / 2 - inner / mu))
         positive = self.rate * np.maximum(gain, 0.0)
-        return np.where(epsilon >= 0, positive, -np.expm1(epsilon) + np.exp(epsilon) * positive)
+        return np.where(epsilon >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
 
     def pld(self, grid: float) -> "PrivacyLossDistribution":
         from dp_accounting.pld import pld_pmf, privacy_loss_distribution
