@@ -159,9 +159,8 @@ def test_fewer_units_than_the_public_number_never_cost_more(sampling):
     claimed = plan(5.0, 10, sampling).epsilon(DELTA)
     costs = []
     for units in (1, 12, 30, 60, 99, 100):
-        loss = pld_privacy_accountant.PLDAccountant()
-        event = dp_event.TruncatedSubsampledGaussianDpEvent(units, sampling.rate, sampling.cap, 5.0)
-        costs.append(loss.compose(event, 10).get_epsilon(DELTA))
+        loss = dataclasses.replace(plan(5.0, 1, sampling).loss, population=units)
+        costs.append(accounting.epsilon_of({loss: 10}, DELTA))
     assert max(costs) <= claimed * (1 + 1e-9)
     assert np.diff(costs).min() >= -1e-8
     assert costs[-1] == pytest.approx(claimed, rel=1e-6)

@@ -59,7 +59,7 @@ MUTATIONS = {
     ),
     "the limit of the plan": (
         "ledger/book.py",
-        'if self._count("run = ? and stage = ?", account.run, stage) >= plan.releases:',
+        "if made >= plan.releases:",
         "if False:",
         "test_simulation.py::test_a_fresh_curator_cannot_go_beyond_the_plan_either",
     ),

@@ -246,8 +246,11 @@ CAPPED = {
 
 
 def capped(rounds, cap, coarse=1.0):
-    loss = SampledGaussian(multiplier=1.0, rate=rounds.rate, population=rounds.population, cap=cap)
-    return accounting.epsilon_of({loss: rounds.releases}, rounds.delta, coarse)
+    """By the library's own bound."""
+    loss = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+        rounds.population, rounds.rate, cap, 1.0, value_discretization_interval=1e-4 * coarse
+    )
+    return loss.self_compose(rounds.releases).get_epsilon_for_delta(rounds.delta)
 
 
 @pytest.mark.parametrize("name", CAPPED)
@@ -257,7 +260,8 @@ def test_what_a_cap_costs(rows, name):
     # Where a cap costs much, half the grid's resolution does not show in the digits.
     found = [capped(rounds, cap, coarse=2.0 if place < 3 else 1.0) for place, cap in enumerate(caps)]
     assert [printed(value, like) for value, like in zip(found, CAPPED[name], strict=True)] == list(CAPPED[name])
-    assert rows["augenstein2020", rounds.row].valid["truncated-poisson-pld"] == found[4]
+    # Ours does without the library's credit for our being pushed out ourselves; at six deviations it does not show.
+    assert rows["augenstein2020", rounds.row].valid["truncated-poisson-pld"] == pytest.approx(found[4], abs=2e-4)
 
 
 @pytest.mark.parametrize(("name", "cost"), [("3a", "1.0325"), ("8a", "0.1605")])

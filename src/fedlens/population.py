@@ -51,6 +51,7 @@ class Population:
     counts: np.ndarray = dataclasses.field(repr=False)
     rows: np.ndarray | None = dataclasses.field(default=None, repr=False)
     selected: bool = False  # whether private data decided who is in it
+    by_examples: bool = False  # whether every unit is one example
 
     def __post_init__(self) -> None:
         if "mask" in self.columns:
@@ -192,7 +193,12 @@ class Population:
         rows = np.concatenate([np.zeros(0, np.int64), *map(self._row_numbers, range(len(self)))])
         starts = np.arange(len(rows))
         return dataclasses.replace(
-            self, name=f"{self.name}/examples", starts=starts, counts=np.ones_like(starts), rows=rows
+            self,
+            name=f"{self.name}/examples",
+            starts=starts,
+            counts=np.ones_like(starts),
+            rows=rows,
+            by_examples=True,
         )
 
     def _rows_of(

@@ -17,6 +17,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import math
 import pathlib
 import platform
 import secrets
@@ -298,7 +299,9 @@ class Run:
         try:
             for state in states:
                 done = int(state["round"])
-                facts = self._facts(done) | ({"clip": round(float(state["clip"]), 6)} if "clip" in state else {})
+                facts = self._facts(done, curator.charged) | (
+                    {"clip": round(float(state["clip"]), 6)} if "clip" in state else {}
+                )
                 files.append_line(folder / "metrics.jsonl", json.dumps({"round": done} | facts))
                 pace = (time.monotonic() - started) / (done - first)
                 watch(folder.name, done, self.recipe.privacy.rounds, facts | {"seconds_a_round": pace})
@@ -313,14 +316,17 @@ class Run:
         self._checkpoint(folder, state, curator)
         return state
 
-    def _facts(self, done: int) -> dict[str, Any]:
-        """The epsilon so far, of this model alone; where computing it takes long, only now and then."""
+    def _facts(self, done: int, charged: int) -> dict[str, Any]:
+        """The epsilon so far, of this model alone; where computing it takes long, only now and then.
+
+        More may be charged than done: a crash can cost releases.
+        """
         count, train = self.recipe.plans
         every = 1 if accounting.accountant([train]) == accounting.EXACT else max(1, train.releases // 10)
         if done % every and done != train.releases:
             return {}
-        cost = accounting.epsilon([count, dataclasses.replace(train, releases=done)], self.recipe.privacy.delta)
-        return {"epsilon_so_far": round(cost, 4) if cost < float("inf") else "infinity"}
+        cost = accounting.epsilon([count, dataclasses.replace(train, releases=charged)], self.recipe.privacy.delta)
+        return {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
     def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
         engine = dataclasses.asdict(curator.engine) if curator.engine else None

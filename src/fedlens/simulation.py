@@ -19,7 +19,7 @@ from fedlens import trees
 from fedlens.curator import Contribute, PrivacySpentError
 from fedlens.ledger import Account, Ledger
 from fedlens.population import Population
-from fedlens.privacy import Bound, Plan
+from fedlens.privacy import Bound, Plan, Unit
 from fedlens.randomness import Randomness
 from fedlens.trees import Tree
 from fedlens.version import __version__
@@ -208,6 +208,15 @@ class SimulatedCurator:
     ) -> None:
         if account.simulated != randomness.simulated:
             raise ValueError("Expected the account to say whether the randomness is simulated.")
+        if (plan.unit == Unit.EXAMPLE) != population.by_examples:
+            raise ValueError(
+                f"Expected data whose units are those of the plan ({plan.unit}): see Population.by_example."
+            )
+        if memory and plan.sampling.displaces:
+            raise ValueError(
+                "Expected no memory under a sampler that displaces units: whom we push out would remember it in later"
+                " releases. Take everyone, a balanced schedule, or Poisson without a cap."
+            )
         plan.sampling.check(len(population), population.selected)
         self._population, self._plan, self._ledger, self._account = population, plan, ledger, account
         self._randomness, self._stage = randomness, stage
@@ -227,6 +236,11 @@ class SimulatedCurator:
     @property
     def remaining(self) -> int:
         return self._plan.releases - self._position
+
+    @property
+    def charged(self) -> int:
+        """How many releases are booked: at least as many as were made."""
+        return self._ledger.spent(self._account.run, self._stage)
 
     def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
         if self.remaining <= 0:

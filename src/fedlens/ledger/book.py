@@ -96,7 +96,13 @@ class Ledger:
                 return False
             if self._closed(account.run):
                 raise PrivacySpentError(f"Run {account.run!r} is closed: what it had not used was returned.")
-            if self._count("run = ? and stage = ?", account.run, stage) >= plan.releases:
+            made = self._count("run = ? and stage = ?", account.run, stage)
+            if plan.sampling.in_turn and release != made:
+                raise PrivacySpentError(
+                    f"Expected release {made} of {account.run!r} next: in a balanced schedule every group has its turn"
+                    " once, and a release that is asked again with another question would be a second one."
+                )
+            if made >= plan.releases:
                 raise PrivacySpentError(
                     f"All {plan.releases} releases of the plan are spent. (A resumed run asks its old questions again"
                     " for free; if its data, secret or engine changed, they are new ones: start a new run.)"

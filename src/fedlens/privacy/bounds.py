@@ -112,7 +112,7 @@ class TopKSign:
 
     def __call__(self, contribution: Tree) -> Tree:
         rows = _as_rows(contribution, self.rows)
-        flat = torch.cat([leaf.flatten(1) for leaf in rows.values()], 1)
+        flat = torch.cat([leaf.reshape(self.rows, -1) for leaf in rows.values()], 1)
         finite = flat.isfinite().all(1, keepdim=True)
         flat = torch.where(finite, flat, 0.0)
         top = flat.abs().topk(min(self.k, flat.shape[1]), 1).indices

@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import special
+from scipy import special, stats
 
 if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -31,7 +31,7 @@ class Gaussian:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SampledGaussian:
-    """Each unit joins on its own with probability `rate`; of `population` units at most `cap` are kept, if it is given.
+    """Each of at most `population` units joins on its own with probability `rate`; `cap` are kept, if it is given.
 
     `replaced`: both worlds hold the unit, with data that differ: rate N(1) + ... against rate N(-1) + ...
     """
@@ -42,27 +42,44 @@ class SampledGaussian:
     population: int | None = None
     cap: int | None = None
 
+    @property
+    def displacing(self) -> float:
+        """How likely it is, at most, that the others fill the cap, so that we push one of them out if we are drawn."""
+        if self.cap is None or self.population is None or self.cap >= self.population:
+            return 0.0
+        return float(stats.binom.sf(self.cap - 1, self.population - 1, self.rate))
+
     def pld(self, grid: float) -> "PrivacyLossDistribution":
         from dp_accounting import NeighboringRelation
         from dp_accounting.pld import privacy_loss_distribution
 
         # The library doubles the distance of replace-one by itself here, unlike its RDP accountant.
         kind = NeighboringRelation.REPLACE_ONE if self.replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
-        if self.cap is None or self.population is None or self.cap >= self.population:
-            return privacy_loss_distribution.from_gaussian_mechanism(
-                self.multiplier,
-                sampling_prob=self.rate,
-                value_discretization_interval=grid,
-                neighboring_relation=kind,
-            )
-        return privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
-            self.population,
-            self.rate,
-            self.cap,
-            self.multiplier,
-            value_discretization_interval=grid,
-            neighboring_relation=kind,
+        plain = privacy_loss_distribution.from_gaussian_mechanism(
+            self.multiplier, sampling_prob=self.rate, value_discretization_interval=grid, neighboring_relation=kind
         )
+        return self._capped(plain, grid) if self.displacing else plain
+
+    def _capped(self, plain: "PrivacyLossDistribution", grid: float) -> "PrivacyLossDistribution":
+        """Whether the others fill the cap does not depend on us: a mixture of two cases, and told which.
+
+        Then we displace one of them, so that the sum moves twice as far, with a probability of at most `rate`. (The
+        library's own bound also counts on our being pushed out ourselves, which fails for fewer than `population`.)
+        """
+        from dp_accounting.pld import privacy_loss_distribution
+
+        rare, near, far = self.displacing, 1 / self.multiplier, 2 / self.multiplier
+        steps = _steps(far, self.rate, grid)
+        epsilons = steps * grid
+        if self.replaced:
+            moved = _exchanged(epsilons, far, self.rate)
+            usual = np.asarray(plain.get_delta_for_epsilon(epsilons))
+            return privacy_loss_distribution.PrivacyLossDistribution(_pmf(steps, grid, usual, moved, rare))
+        pmfs = [
+            _pmf(steps, grid, profile(epsilons, near, self.rate), profile(epsilons, far, self.rate), rare)
+            for profile in (_removed, _added)
+        ]
+        return privacy_loss_distribution.PrivacyLossDistribution(*pmfs)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,21 +101,55 @@ class ExchangedGaussian:
 
     def delta(self, epsilon: np.ndarray) -> np.ndarray:
         """The profile: the largest delta at each epsilon."""
-        size = np.abs(epsilon)
-        inner = size - math.log(self.rate) + np.log1p((self.rate - 1) * np.exp(-size))  # ln(1 + (e^size - 1) / q)
-        mu = 1 / self.multiplier
-        gain = special.ndtr(mu / 2 - inner / mu) - np.exp(inner + special.log_ndtr(-mu / 2 - inner / mu))
-        positive = self.rate * np.maximum(gain, 0.0)
-        return np.where(epsilon >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
+        return _exchanged(epsilon, 1 / self.multiplier, self.rate)
 
     def pld(self, grid: float) -> "PrivacyLossDistribution":
         from dp_accounting.pld import pld_pmf, privacy_loss_distribution
 
-        mu = 1 / self.multiplier
-        largest = max(grid, mu * mu / 2 + _TAIL * mu + math.log(self.rate))  # beyond it: infinite loss, pessimistically
-        steps = np.arange(-math.ceil(largest / grid), math.ceil(largest / grid) + 1)
+        steps = _steps(1 / self.multiplier, self.rate, grid)
         pmf = pld_pmf.create_pmf_pessimistic_connect_dots(grid, steps, self.delta(steps * grid))
         return privacy_loss_distribution.PrivacyLossDistribution(pmf)
 
 
 Loss = Gaussian | SampledGaussian | ExchangedGaussian
+
+
+def _steps(mu: float, rate: float, grid: float) -> np.ndarray:
+    """Losses up to where no mass is left: ln(1 + q (e^M - 1)), M the largest loss of a Gaussian without sampling."""
+    largest = mu * mu / 2 + _TAIL * mu
+    ends = math.ceil((largest + math.log(rate + (1 - rate) * math.exp(-largest))) / grid) + 1
+    return np.arange(-ends, ends + 1)
+
+
+def _pmf(steps: np.ndarray, grid: float, usual: np.ndarray, moved: np.ndarray, rare: float):  # type: ignore[no-untyped-def]
+    from dp_accounting.pld import pld_pmf
+
+    return pld_pmf.create_pmf_pessimistic_connect_dots(grid, steps, np.clip((1 - rare) * usual + rare * moved, 0, 1))
+
+
+def _exchanged(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
+    size = np.abs(epsilon)
+    positive = _removed(size, mu, rate)
+    return np.where(epsilon >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
+
+
+def _removed(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
+    """(1-q) N(0) + q N(mu) against N(0): q H(N(mu) || N(0)) at 1 + (e^epsilon - 1) / q; below ln(1-q) all of it."""
+    inner = epsilon - math.log(rate) + _log1p((rate - 1) * np.exp(np.minimum(-epsilon, 700.0)))
+    gain = special.ndtr(mu / 2 - inner / mu) - np.exp(inner + special.log_ndtr(-mu / 2 - inner / mu))
+    return np.where(np.isneginf(inner), -np.expm1(np.minimum(epsilon, 0.0)), rate * np.maximum(gain, 0.0))
+
+
+def _added(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
+    """N(0) against (1-q) N(0) + q N(mu); above -ln(1-q) nothing."""
+    inner = -epsilon - math.log(rate) + _log1p((rate - 1) * np.exp(np.minimum(epsilon, 700.0)))
+    where = inner / mu + mu / 2  # left of it, N(0) is the likelier
+    weight = np.exp(np.minimum(epsilon, 700.0))
+    gain = (1 - weight * (1 - rate)) * special.ndtr(where) - weight * rate * special.ndtr(where - mu)
+    return np.where(np.isneginf(inner), 0.0, np.maximum(gain, 0.0))
+
+
+def _log1p(values: np.ndarray) -> np.ndarray:
+    """Minus infinity where the logarithm has no value."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(values > -1, np.log1p(np.maximum(values, -1.0)), -np.inf)

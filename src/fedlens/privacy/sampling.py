@@ -24,6 +24,14 @@ class Sampling(Protocol):
     def check(self, units: int, selected: bool) -> None:
         """Refuses data that the guarantee does not hold for; `selected` if who is in it depends on private data."""
 
+    @property
+    def displaces(self) -> bool:
+        """Whether a unit that takes part may push another out, which that one may remember."""
+
+    @property
+    def in_turn(self) -> bool:
+        """Whether releases must come one after the other, each once."""
+
     def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray: ...
 
     def loss(self, multiplier: float, replaced: bool) -> Loss:
@@ -45,6 +53,8 @@ class Poisson:
     population: int
     capped: bool = True
 
+    in_turn = False
+
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
             raise ValueError(f"Expected 0 < rate={self.rate} <= 1.")
@@ -55,6 +65,10 @@ class Poisson:
     def cap(self) -> int:
         mean = self.rate * self.population
         return min(self.population, math.ceil(mean + 6 * math.sqrt(mean))) if self.capped else self.population
+
+    @property
+    def displaces(self) -> bool:
+        return self.cap < self.population
 
     @property
     def text(self) -> str:
@@ -95,6 +109,8 @@ class FixedSize:
     size: int
     population: int
     size_is_public: bool = False
+
+    displaces, in_turn = True, False
 
     def __post_init__(self) -> None:
         if not 1 <= self.size <= self.population:
@@ -137,6 +153,8 @@ class Balanced:
     groups: int
     population: int
 
+    displaces, in_turn = False, True
+
     def __post_init__(self) -> None:
         if not 1 <= self.groups <= self.population:
             raise ValueError(f"Expected 1 <= groups={self.groups} <= population={self.population}.")
@@ -169,6 +187,8 @@ class Balanced:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Everyone:
     """Every unit, every time: no amplification, but Gaussians compose exactly and the head count stays private."""
+
+    displaces, in_turn = False, False
 
     def check(self, units: int, selected: bool) -> None:
         pass
