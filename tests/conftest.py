@@ -1,4 +1,14 @@
-"""Small, fast, reproducible surroundings for all tests."""
+"""Small, fast, reproducible surroundings for all tests; a private PostgreSQL server for those that keep a ledger."""
+
+import contextlib
+import itertools
+import os
+import pathlib
+import pwd
+import shutil
+import subprocess
+import tempfile
+import urllib.parse
 
 import hypothesis
 import numpy as np
@@ -54,3 +64,114 @@ def door():
         )
 
     return opened
+
+
+# Where ledgers are kept: the same tests run on both stores
+
+
+class Postgres:
+    """A server in a folder of its own, reached through a socket there."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self.execute("create database recycled template template0")
+
+    def address(self, database: str) -> str:
+        return f"postgresql://fedlens@/{database}?host={urllib.parse.quote(str(self._folder), safe='')}"
+
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        import psycopg
+
+        with psycopg.connect(self.address(database), autocommit=True) as connection:
+            connection.execute(statement)
+
+    def empty(self) -> str:
+        """The address of an empty database: the same every time, emptied, since making one takes long."""
+        here = "datname = 'recycled' and pid <> pg_backend_pid()"
+        self.execute(f"select pg_terminate_backend(pid) from pg_stat_activity where {here}", "recycled")
+        self.execute("drop schema public cascade; create schema public", "recycled")
+        return self.address("recycled")
+
+    @contextlib.contextmanager
+    def database(self, options: str = ""):
+        """The address of a database of its own, which is dropped afterwards, whoever still talks to it."""
+        name = f"ledger{next(self._numbers)}"
+        self.execute(f"create database {name} template template0 {options}")
+        try:
+            yield self.address(name)
+        finally:
+            self.execute(f"drop database {name} with (force)")
+
+
+def programs() -> pathlib.Path | None:
+    """The folder of PostgreSQL's own programs, which is often not on the path."""
+    found = shutil.which("initdb")
+    folders = [pathlib.Path(found).resolve().parent] if found else []
+    folders += sorted(pathlib.Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return next((folder for folder in folders if (folder / "initdb").exists() and (folder / "pg_ctl").exists()), None)
+
+
+def obstacle() -> str | None:
+    """Why no server can be started here; None if one can."""
+    try:
+        import psycopg  # noqa: F401
+    except ImportError:
+        return "psycopg is not installed (pip install 'fedlens[postgres]')"
+    return None if programs() else "PostgreSQL is not installed (initdb, pg_ctl)"
+
+
+@contextlib.contextmanager
+def server():
+    """Starts PostgreSQL as a user without privileges, which is all it accepts; stops and deletes it at the end."""
+    folder, binaries = pathlib.Path(tempfile.mkdtemp(prefix="fedlens-")), programs()
+    owner = {}
+    if os.geteuid() == 0:
+        known = {entry.pw_name: entry for entry in pwd.getpwall()}
+        user = known.get("postgres") or known["nobody"]
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        owner = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+    def call(program: str, *arguments: str) -> None:
+        command = [str(binaries / program), "-D", str(folder / "data"), *arguments]
+        # Not into a pipe: the server would hold its other end open for as long as it lives.
+        with (folder / "said").open("ab") as said:
+            done = subprocess.run(command, cwd=folder, stdout=said, stderr=said, timeout=120, **owner)
+        if done.returncode:
+            raise RuntimeError(f"{program} failed:\n{(folder / 'said').read_text()}")
+
+    settings = f"-c listen_addresses='' -c unix_socket_directories='{folder}' -c fsync=off -c max_connections=200"
+    try:
+        call("initdb", "--username=fedlens", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
+        call("pg_ctl", "start", "--wait", "--log", str(folder / "log"), "--options", settings)
+        try:
+            yield Postgres(folder)
+        finally:
+            call("pg_ctl", "stop", "--mode", "immediate", "--wait")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def needed(reason: str | None) -> None:
+    """Where nobody looks (CI), what is missing must not pass for tested."""
+    if reason is not None and os.environ.get("CI"):
+        pytest.fail(f"CI must test PostgreSQL too: {reason}", pytrace=False)
+    if reason is not None:
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """Started when the first test asks for it."""
+    needed(obstacle())
+    with server() as started:
+        yield started
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def address(request, tmp_path):
+    """Where a ledger may be made: an absent file, an empty database."""
+    if request.param == "sqlite":
+        return str(tmp_path / "ledger.db")
+    return request.getfixturevalue("postgres").empty()

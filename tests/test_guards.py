@@ -69,6 +69,42 @@ MUTATIONS = {
         "(leaf * (1 / self.grid))",
         "test_simulation.py::test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
+    "the unit that is displaced": (
+        "privacy/sampling.py",
+        "return SampledGaussian(multiplier=multiplier / 2, rate=self.size / self.population)",
+        "return SampledGaussian(multiplier=multiplier, rate=self.size / self.population)",
+        "test_losses.py::test_one_release_covers_every_crowd_and_is_no_looser_than_it_must_be[2 of 5-add/remove]",
+    ),
+    "the cap that is met": (
+        "privacy/losses.py",
+        "return self._capped(plain, grid) if self.displacing else plain",
+        "return plain",
+        "test_accounting.py::test_a_cap_that_is_often_met_costs_something",
+    ),
+    "the budget": (
+        "ledger/book.py",
+        "if over(budget, whole.epsilon):",
+        "if False:",
+        "test_budgets.py::test_what_is_reserved_binds_others_as_if_it_were_spent[sqlite]",
+    ),
+    "the leave": (
+        "ledger/book.py",
+        "if budget is None or not budget.review:",
+        "if True:",
+        "test_budgets.py::test_a_run_without_a_request_is_refused[sqlite]",
+    ),
+    "the seal on the entry before": (
+        "ledger/chain.py",
+        "content = [previous, *dataclasses.astuple(self)[:-2]]",
+        "content = [*dataclasses.astuple(self)[:-2]]",
+        "test_chain.py::test_a_chain_made_anew_is_found_by_a_head_that_was_written_down[sqlite]",
+    ),
+    "the signature": (
+        "ledger/keys.py",
+        "Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer)).verify(sign, text.encode())",
+        "pass",
+        "test_chain.py::test_a_signature_that_was_taken_away_or_swapped_is_found[sqlite]",
+    ),
 }
 
 

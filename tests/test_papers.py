@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from fedlens.privacy import L2Clip, Plan, Poisson, UpdateAndBit, accounting, papers, rdp
+from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, UpdateAndBit, accounting, papers, rdp
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian, SampledGaussian
 from fedlens.privacy.sampling import FixedSize
 
@@ -661,3 +661,22 @@ def test_update_and_bit_together_cost_what_one_gaussian_does():
     event = dp_event.PoissonSampledDpEvent(0.004, dp_event.ComposedDpEvent(both))
     assert shows(library(RdpAccountant, REMOVED, event, count=1000, delta=4e-8), "1.64696")
     assert not PLDAccountant().supports(event)
+
+
+@pytest.mark.parametrize(
+    ("noise", "discrete", "continuous"), [(2, "2.0113", "1.9931"), (5, "0.7266", "0.7255"), (20, "0.1601", "0.1600")]
+)
+def test_discrete_gaussians_cost_a_little_more(noise, discrete, continuous):
+    kinds = (
+        privacy_loss_distribution.from_discrete_gaussian_mechanism,
+        privacy_loss_distribution.from_gaussian_mechanism,
+    )
+    found = [kind(noise).get_epsilon_for_delta(1e-5) for kind in kinds]
+    assert [printed(value, discrete) for value in found] == [discrete, continuous]
+    assert Plan(
+        sampling=Everyone(),
+        bound=L2Clip(norm=1.0),
+        noise_multiplier=noise,
+        releases=1,
+        expected_contributors=1.0,
+    ).epsilon(1e-5) == pytest.approx(float(continuous), abs=6e-5)

@@ -150,9 +150,10 @@ def plan(
     if published is not None:
         figure = planning.published(published, parsed)
         answer["published"] = figure
+        told, true = (f"{float(figure[name]):.4g}" for name in ("epsilon", "valid_epsilon"))
         text += (
-            f"\n{published} would print epsilon {figure['epsilon']:.4g} ({figure['method']}): NOT COMPLIANT, shown for"
-            f" comparison only; the training alone truly costs {figure['valid_epsilon']:.4g}"
+            f"\n{published} would print epsilon {told} ({figure['method']}): NOT COMPLIANT, shown for comparison only;"
+            f" the training alone truly costs {true}"
         )
     _answer(answer, text, as_json)
 
@@ -415,11 +416,14 @@ def ledger_close(
 ) -> None:
     """Return what an abandoned run has reserved and not spent. It cannot be resumed then."""
     book = _book(ledger, who, key)
-    parts = [found["run"] for found in book.runs() if found["run"].split("/")[0] == run.split("/")[0]]
+    parts = [found["run"] for found in book.runs() if run in (found["run"], found["run"].split("/")[0])]
     if not parts:
         raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
     for part in parts:
         book.close(part)
+        name, _, selection = part.partition("/")
+        for secret in (pathlib.Path(ledger).parent / ".private").glob(f"{name}.{selection}.key*"):
+            secret.unlink()  # nobody needs it any more, and with it noise could be taken away
     _answer({"closed": parts}, f"Closed: {', '.join(parts)}", as_json)
 
 
@@ -439,7 +443,9 @@ def ledger_verify(
     from fedlens import ledger as ledgers
 
     book = _book(ledger)
-    folder = runs or (pathlib.Path() if ledgers.is_remote(ledger) else pathlib.Path(ledger).parent)
+    if runs is not None and not runs.is_dir():
+        raise ValueError(f"Expected run folders in {runs}; there is no such folder.")
+    folder = runs or pathlib.Path(DEFAULT_BOOK if ledgers.is_remote(ledger) else ledger).parent
     models, heads = _models_in(folder, {run["run"] for run in book.runs()})
     problems = book.verify(models, [*heads, *([_head(head)] if head else [])])
     number, last = book.head()
@@ -470,7 +476,7 @@ def main() -> None:
         _fail(": ".join(str(part) for part in (error.filename, error.strerror or error) if part), FAILED)
     except Exception as error:
         kind, text = type(error).__name__, str(error)
-        if kind == "PrivacySpentError":
+        if any(base.__name__ == "PrivacySpentError" for base in type(error).__mro__):
             _fail(text, OVER_BUDGET)
         if kind == "NotApprovedError":
             _fail(text, NOT_APPROVED)
@@ -530,7 +536,7 @@ def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
 def _book(address: str, who: str | None = None, key: pathlib.Path | None = None, create: bool = False) -> "Ledger":
     from fedlens.ledger import Ledger, is_remote, keys
 
-    if not create and not is_remote(address) and not pathlib.Path(address).exists():
+    if address and not create and not is_remote(address) and not pathlib.Path(address).exists():
         raise ValueError(f"Expected a ledger at {address}; there is none (fedlens ledger init makes one).")
     return Ledger(address, who=who, key=keys.opened(key) if key else None)
 

@@ -57,7 +57,7 @@ class Forecast:
         return {
             "guarantee": self.joint.to_dict(),
             "epsilon_per_model": self.alone.to_dict()["epsilon"],
-            "readings": {name: value if math.isfinite(value) else "infinity" for name, value in self.readings.items()},
+            "readings": {name: _plain(value) for name, value in self.readings.items()},
             "count": count.to_dict(),
             "train": train.to_dict(),
             "noise_to_signal": self.noise_to_signal,
@@ -103,6 +103,9 @@ class Forecast:
 def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
     spendings = recipe.spendings()
     joint = guarantee(spendings, recipe.privacy.delta)
+    if ledger and (counted := ledger.budget(recipe.population)):
+        for plan in recipe.plans:
+            counted.covers(plan)  # else it would be refused
     kind = recipe.privacy.unit, recipe.privacy.neighbours
     standing = ledger.standing(recipe.population, kind, recipe.privacy.delta) if ledger else None
     budget, before = (standing.budget, _before(recipe, ledger)) if standing and ledger else (None, [])
@@ -132,7 +135,7 @@ def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
 def refusal(found: Sequence[Alternative]) -> list[str]:
     """How a refused run ends."""
     if not found:
-        return ["Nothing like it fits: the budget is spent."]
+        return ["Nothing like it fits into what is left of the budget."]
     return ["It would fit with", *(f"  {alternative}" for alternative in found)]
 
 
@@ -238,12 +241,16 @@ def published(paper: str, recipe: Recipe) -> dict[str, Any]:
     train, (method, value) = recipe.plans[1], methods[paper]
     return {
         "paper": paper,
-        "epsilon": value(train, recipe.privacy.delta),
+        "epsilon": _plain(value(train, recipe.privacy.delta) if train.noise_multiplier else math.inf),
         "delta": recipe.privacy.delta,
         "method": method,
         "compliant": False,
-        "valid_epsilon": accounting.epsilon([train], recipe.privacy.delta),
+        "valid_epsilon": _plain(accounting.epsilon([train], recipe.privacy.delta)),
     }
+
+
+def _plain(epsilon: float) -> float | str:
+    return epsilon if math.isfinite(epsilon) else "infinity"
 
 
 def _fixed_size(train: Plan, delta: float) -> float:

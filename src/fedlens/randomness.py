@@ -43,17 +43,20 @@ class Randomness:
     @classmethod
     def kept_in(cls, path: pathlib.Path) -> "Randomness":
         """The secret of an unfinished run: created once, readable by its owner only, deleted when the run closes."""
-        try:
-            handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-        except FileExistsError:
-            key = path.read_bytes()
-            if len(key) != 32:
-                raise ValueError(f"Expected 32 bytes in the run's secret, found {len(key)}; start a new run.") from None
-            return cls(key, simulated=False)
-        with os.fdopen(handle, "wb") as file:
-            file.write(key := os.urandom(32))
+        draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+        with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(os.urandom(32))
             file.flush()
             os.fsync(file.fileno())
+        try:
+            os.link(draft, path)  # whole or not at all, and never over one that is there
+        except FileExistsError:
+            pass
+        finally:
+            draft.unlink()
+        key = path.read_bytes()
+        if len(key) != 32:
+            raise ValueError(f"Expected 32 bytes in the run's secret, found {len(key)}; start a new run.")
         return cls(key, simulated=False)
 
     def tag(self, text: str) -> str:

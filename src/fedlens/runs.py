@@ -31,7 +31,7 @@ import fedlens
 from fedlens import data, files, ledger, tensorfiles, trees
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Model, Report, contrast
-from fedlens.ledger import Item, Ledger, is_remote
+from fedlens.ledger import Item, Ledger, RunClosedError, is_remote
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.planning import noise_to_signal
 from fedlens.population import DataError, Population
@@ -87,7 +87,7 @@ class Run:
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
         book = Ledger(address)
-        book.reserve(run.items(), recipe=recipe.digest, why=why)
+        book.reserve(run.items(), recipe=recipe.digest, why=why, new=True)
         try:
             folder.mkdir(parents=True)
             files.write(folder / "recipe.toml", to_toml(recipe))
@@ -308,6 +308,8 @@ class Run:
                 if done == first + 1 or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
                     self._checkpoint(folder, state, curator)
                     saved_at = time.monotonic()
+        except RunClosedError:
+            raise  # somebody gave it up
         except PrivacySpentError:
             pass  # rounds lost in a crash were charged and cannot be had again; the model ends a little earlier
         except (KeyboardInterrupt, OSError):
@@ -384,8 +386,8 @@ class Run:
         for selection in self.recipe.selections:
             book.close(f"{self.name}/{selection}", hashes.get(f"{selection}/model.safetensors", ""))
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
-        for selection in self.recipe.selections:
-            (self._private / f"{self.name}.{selection}.key").unlink(missing_ok=True)
+        for secret in self._private.glob(f"{self.name}.*"):  # with what a crash may have left of it
+            secret.unlink()
 
 
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:

@@ -1,6 +1,6 @@
 """What was released, as events and not as epsilons; what may still be; and who said so."""
 
-from fedlens.ledger.book import Item, Ledger, NotApprovedError
+from fedlens.ledger.book import Item, Ledger, NotApprovedError, RunClosedError
 from fedlens.ledger.budgets import Budget, Standing
 from fedlens.ledger.chain import Entry, Head
 from fedlens.ledger.spending import Account, Spending, guarantee
@@ -15,6 +15,7 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "NotApprovedError",
+    "RunClosedError",
     "Spending",
     "Standing",
     "guarantee",

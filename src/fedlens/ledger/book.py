@@ -20,10 +20,16 @@ from fedlens.ledger import chain, keys
 from fedlens.ledger.budgets import Budget, Standing, over
 from fedlens.ledger.chain import Entry, Head
 from fedlens.ledger.spending import Account, Kind, Spending, guarantee
-from fedlens.ledger.storage import COLUMNS, LedgerError, opened
+from fedlens.ledger.storage import COLUMNS, LedgerError, about, opened
 from fedlens.privacy import Plan, rounded
 
+_PAGE = 10_000
+_COARSE = 20.0
 _BACKWARDS = datetime.timedelta(seconds=5)  # clocks are set right by less
+
+
+class RunClosedError(PrivacySpentError):
+    """The run was ended, by itself or by hand: it releases nothing more."""
 
 
 class NotApprovedError(RuntimeError):
@@ -77,12 +83,15 @@ class Ledger:
 
     # Spending
 
-    def reserve(self, items: Sequence[Item], *, recipe: str = "", why: str = "") -> None:
+    def reserve(self, items: Sequence[Item], *, recipe: str = "", why: str = "", new: bool = False) -> None:
         """Sets the whole of a run aside, in one transaction, before its first release; a run that resumes has done so.
 
-        Formal guarantee: what is spent and reserved on a population never exceeds its budget.
+        A `new` run must not be in the ledger yet. Formal guarantee: what is spent and reserved on a population never
+        exceeds its budget.
         """
         with self._store.transaction():
+            if new and (known := [item.account.run for item in items if self._reservations(item.account.run)]):
+                raise ValueError(f"Expected a new run, but the ledger knows {known[0]!r} already; run it again.")
             self._reserve(items, recipe, why)
 
     def charge(self, account: Account, stage: str, plan: Plan, *, release: int, query: str) -> bool:
@@ -94,8 +103,7 @@ class Ledger:
             self._reserve([Item(account=account, stage=stage, plan=plan)], "", "")
             if self._count("run = ? and stage = ? and release = ? and query = ?", account.run, stage, release, query):
                 return False
-            if self._closed(account.run):
-                raise PrivacySpentError(f"Run {account.run!r} is closed: what it had not used was returned.")
+            self._not_closed(account.run)
             made = self._count("run = ? and stage = ?", account.run, stage)
             if plan.sampling.in_turn and release != made:
                 raise PrivacySpentError(
@@ -113,7 +121,7 @@ class Ledger:
     def close(self, run: str, model: str = "") -> int:
         """Ends a run: what it did not use is returned, the hash of its `model` is kept. Gives the entry's number."""
         with self._store.transaction():
-            made = self._entries("kind = 'reserve' and run = ?", run)
+            made = self._reservations(run)
             if not made:
                 raise ValueError(f"Expected a run of this ledger, found no reservation of {run!r}.")
             if closed := self._entries("kind = 'close' and run = ?", run):
@@ -127,6 +135,8 @@ class Ledger:
 
     def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
         new = [item for item in items if not self._reserved(item)]
+        for item in new:
+            self._not_closed(item.account.run)
         for population in sorted({item.account.population for item in new if not item.account.simulated}):
             mine = [item for item in new if item.account.population == population and not item.account.simulated]
             self._within_budget(population, mine)
@@ -144,10 +154,21 @@ class Ledger:
             self._append("reserve", account.population, run=account.run, stage=item.stage, body=body)
 
     def _reserved(self, item: Item) -> bool:
-        made = self._entries("kind = 'reserve' and run = ? and stage = ?", item.account.run, item.stage)
-        if made and (_account(made[0]), _plan(made[0])) != (item.account, item.plan):
+        """Whether this was set aside before; a run keeps to one account and, on it, to one kind of guarantee."""
+        made = self._reservations(item.account.run)
+        same = [entry for entry in made if entry.stage == item.stage]
+        if any(_account(entry) != item.account or _kind(_plan(entry)) != _kind(item.plan) for entry in made) or any(
+            _plan(entry) != item.plan for entry in same
+        ):
             raise ValueError(f"Expected the account and plan that run {item.account.run!r} began with; they changed.")
-        return bool(made)
+        return bool(same)
+
+    def _reservations(self, run: str) -> list[Entry]:
+        return self._entries("kind = 'reserve' and run = ?", run)
+
+    def _not_closed(self, run: str) -> None:
+        if self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)):
+            raise RunClosedError(f"Run {run!r} is closed: what it had not used was returned.")
 
     def _within_budget(self, population: str, items: Sequence[Item]) -> None:
         budget = self.budget(population)
@@ -157,6 +178,9 @@ class Ledger:
             budget.covers(item.plan)
         before = self.spendings(population, reserved=True, budget=budget)
         after = [*before, *(Spending(account=item.account, plans=(item.plan,)) for item in items)]
+        # Others wait meanwhile. A coarse grid is quick and never cheaper: what fits by it, fits.
+        if not over(budget, guarantee(after, budget.delta, _COARSE).epsilon):
+            return
         whole = guarantee(after, budget.delta)
         if over(budget, whole.epsilon):
             so_far = guarantee(before, budget.delta).epsilon if before else 0.0
@@ -242,8 +266,20 @@ class Ledger:
             self._append("budget", budget.population, body={"budget": budget.to_dict(), "why": why})
 
     def budget(self, population: str) -> Budget | None:
-        found = self._entries("kind = 'budget' and population = ?", population)
-        return Budget.from_dict(found[-1].facts["budget"]) if found else None
+        """The latest; of one that has reviewers, only what they signed is believed."""
+        budget = None
+        for entry in self._entries("kind = 'budget' and population = ?", population):
+            if budget and budget.reviewers and not self._signed_by(entry, budget.reviewers):
+                raise LedgerError(
+                    f"Expected entry {entry.id}, a budget, signed by a reviewer: the ledger was edited (verify it)."
+                )
+            budget = Budget.from_dict(entry.facts["budget"])
+        return budget
+
+    def _signed_by(self, entry: Entry, reviewers: Sequence[str]) -> bool:
+        before = self._entries("id = ?", entry.id - 1)
+        whole = entry.hash == entry.hashed(before[0].hash if before else "")
+        return whole and entry.signer in reviewers and keys.verified(entry.signer, entry.signature, entry.hash)
 
     def request(self, name: str, items: Sequence[Item], *, recipe: str, why: str = "") -> int:
         """Asks for the leave to run a recipe, as it is now; gives the number to review it by."""
@@ -254,7 +290,7 @@ class Ledger:
 
     def review(self, number: int, *, approved: bool, note: str = "") -> None:
         with self._store.transaction():
-            request = self._entries("kind = 'request' and id = ?", number)
+            request = self._entries("kind = 'request' and id = ?", number) if 0 < number < 2**63 else []
             if not request:
                 raise ValueError(f"Expected the number of a request, found none with {number}.")
             if self._verdict(number):
@@ -303,7 +339,7 @@ class Ledger:
                 told = f"request {request.id} waits for review"
             elif not verdict.facts["approved"]:
                 told = f"request {request.id} was rejected: {verdict.facts['note'] or 'no note'}"
-            elif budget.reviewers and verdict.signer not in budget.reviewers:
+            elif budget.reviewers and not self._signed_by(verdict, budget.reviewers):
                 told = f"the approval of request {request.id} is not signed by a reviewer"
             elif used.get(request.id, run) != run:
                 told = f"request {request.id} was used by another run; make a new one"
@@ -325,7 +361,7 @@ class Ledger:
         body: Mapping[str, Any] | None = None,
     ) -> Entry:
         """To be called within a transaction."""
-        ((count, head),) = self._store.rows("select entries, head from about")
+        count, head = about(self._store)
         last = self._entries("id = ?", count)
         entry = Entry(
             id=count + 1,
@@ -358,21 +394,22 @@ class Ledger:
 
     def head(self) -> Head:
         """The number and hash of the last entry: written down elsewhere, they pin down everything before."""
-        ((count, head),) = self._store.rows("select entries, head from about")
-        return int(count), str(head)
+        return about(self._store)
 
     def entries(self) -> Iterator[Entry]:
         """All of them, in the order of their numbers, whatever gaps there are."""
-        ((lowest, highest),) = self._store.rows("select coalesce(min(id), 1), coalesce(max(id), 0) from entries")
-        for start in range(lowest, highest + 1, 10_000):
-            yield from self._entries("id >= ? and id < ?", start, start + 10_000)
+        page = self._entries("id is not null", limit=_PAGE)
+        while page:
+            yield from page
+            page = self._entries("id > ?", page[-1].id, limit=_PAGE)
 
     def verify(self, models: Mapping[str, str] | None = None, written_down: Iterable[Head] = ()) -> list[str]:
         """Everything that is wrong: entries edited, missing or reordered, signatures, releases beyond their plan.
 
         `models` are hashes of model files, by run; `written_down` are heads that were kept elsewhere.
         """
-        return list(chain.problems(self.entries(), self.head(), models or {}, dict(written_down)))
+        with self._store.transaction():  # nobody adds an entry between the head and the last one
+            return list(chain.problems(self.entries(), self.head(), models or {}, list(written_down)))
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs: by whom, why, on what, how much of it was used."""
@@ -406,19 +443,21 @@ class Ledger:
             run["told"] = f"{used} releases, {state}{', SIMULATED (free)' if run['simulated'] else ''}"
         return list(found.values())
 
-    def _entries(self, where: str, *values: Any) -> list[Entry]:
-        found = self._store.rows(f"select {COLUMNS} from entries where {where} order by id", values)
+    def _entries(self, where: str, *values: Any, limit: int | None = None) -> list[Entry]:
+        most = f" limit {limit}" if limit else ""
+        found = self._store.rows(f"select {COLUMNS} from entries where {where} order by id{most}", values)
         return [Entry(*row) for row in found]
 
     def _count(self, where: str, *values: Any) -> int:
         return int(self._store.rows(f"select count(*) from entries where kind = 'release' and {where}", values)[0][0])
 
-    def _closed(self, run: str) -> bool:
-        return bool(self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)))
-
 
 def _asked(item: Item) -> dict[str, Any]:
     return {"stage": item.stage, "part": item.account.part, "plan": item.plan.to_dict()}
+
+
+def _kind(plan: Plan) -> Kind:
+    return plan.unit, plan.neighbours
 
 
 def _account(entry: Entry) -> Account:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import Any
 
 from fedlens.privacy import Guarantee, Neighbours, Plan, Unit, rounded
@@ -26,6 +27,8 @@ class Budget:
     reviewers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.population:
+            raise ValueError("Expected the name of a population, got none.")
         if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
             raise ValueError(f"Expected epsilon={self.epsilon} > 0 and finite.")
         if not 0 < self.delta < 1:
@@ -34,6 +37,9 @@ class Budget:
             raise ValueError(f"Expected size={self.size} >= 1.")
         if self.window is not None and not 0 < self.window < 36_525:
             raise ValueError(f"Expected 0 < window={self.window} < 36525 days.")
+        object.__setattr__(self, "reviewers", tuple(key.lower() for key in self.reviewers))
+        if not all(re.fullmatch("[0-9a-f]{64}", key) for key in self.reviewers):
+            raise ValueError("Expected public keys of reviewers as 64 hexadecimal digits (fedlens ledger key).")
 
     @property
     def text(self) -> str:

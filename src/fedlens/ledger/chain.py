@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedlens.ledger import keys
@@ -30,6 +30,11 @@ class Entry:
     hash: str
 
     @property
+    def readable(self) -> bool:
+        """Whether all values are of the kind they were written as; SQLite keeps whatever it is given."""
+        return all(type(getattr(self, field.name)) is field.type for field in dataclasses.fields(self))
+
+    @property
     def facts(self) -> dict[str, Any]:
         return dict(json.loads(self.body))
 
@@ -39,12 +44,15 @@ class Entry:
 
 
 def problems(
-    entries: Iterable[Entry], head: Head, models: Mapping[str, str], written_down: Mapping[int, str]
+    entries: Iterable[Entry], head: Head, models: Mapping[str, str], written_down: Collection[Head]
 ) -> Iterator[str]:
     """What was edited, is missing or out of place. Only a head `written_down` elsewhere shows a chain made anew."""
     previous, number, at = "", 0, ""
-    planned: dict[tuple[str, str], int] = {}
+    books = _Books(models)
     for entry in entries:
+        if not entry.readable:
+            yield f"entry {number + 1} was edited: it holds values of another kind"
+            return
         if entry.id != number + 1:
             yield f"entries {number + 1} to {entry.id - 1} are missing"
         elif entry.hash != entry.hashed(previous):
@@ -53,27 +61,42 @@ def problems(
             yield f"the signature of entry {entry.id} does not fit"
         if entry.at < at:
             yield f"entry {entry.id} is older than the one before it"
-        if written_down.get(entry.id, entry.hash) != entry.hash:
+        if any(kept == entry.id and digest != entry.hash for kept, digest in written_down):
             yield f"entry {entry.id} is not the one that was written down elsewhere"
-        yield from _out_of_place(entry, planned, models)
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):  # edited, and reported already
+            yield from books.out_of_place(entry)
         previous, number, at = entry.hash, entry.id, entry.at
     if head != (number, previous):
         yield f"entries after {number} are missing"
-    for later in sorted(later for later in written_down if later > number):
+    for later in sorted({kept for kept, _ in written_down if kept > number}):
         yield f"entry {later}, written down elsewhere, is missing"
 
 
-def _out_of_place(entry: Entry, planned: dict[tuple[str, str], int], models: Mapping[str, str]) -> Iterator[str]:
-    """Releases beyond what was reserved, and models that are not the ones that were booked."""
-    place = entry.run, entry.stage
-    if entry.kind == "reserve":
-        with contextlib.suppress(ValueError, KeyError, TypeError):  # an edited entry is reported already
-            planned[place] = Plan.from_dict(entry.facts["plan"]).releases
-    elif entry.kind == "release":
-        planned[place] = planned.get(place, 0) - 1
-        if planned[place] < 0:
-            yield f"entry {entry.id} is a release that was never reserved"
-    elif entry.kind == "close" and entry.run in models:
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            if models[entry.run] != entry.facts["model"]:
+class _Books:
+    """What the entries so far add up to, to tell which of the next ones cannot be."""
+
+    def __init__(self, models: Mapping[str, str]) -> None:
+        self._models = models
+        self._planned: dict[tuple[str, str], int] = {}
+        self._closed: set[str] = set()
+        self._reviewers: dict[str, list[str]] = {}
+
+    def out_of_place(self, entry: Entry) -> Iterator[str]:
+        place, reviewers = (entry.run, entry.stage), self._reviewers.get(entry.population, [])
+        if entry.kind in ("budget", "review") and reviewers and entry.signer not in reviewers:
+            yield f"entry {entry.id}, a {entry.kind}, is not signed by a reviewer"
+        if entry.kind == "budget":
+            self._reviewers[entry.population] = entry.facts["budget"]["reviewers"]
+        elif entry.kind == "reserve":
+            self._planned[place] = Plan.from_dict(entry.facts["plan"]).releases
+        elif entry.kind == "release":
+            self._planned[place] = self._planned.get(place, 0) - 1
+            if self._planned[place] < 0:
+                yield f"entry {entry.id} is a release that was never reserved"
+            elif entry.run in self._closed:
+                yield f"entry {entry.id} is a release of a run that was closed before"
+        elif entry.kind == "close":
+            self._closed.add(entry.run)
+            booked = entry.facts["model"]
+            if booked and self._models.get(entry.run, booked) != booked:  # who gives a run up names no model
                 yield f"the model of {entry.run!r} is not the one that entry {entry.id} names"

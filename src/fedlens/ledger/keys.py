@@ -44,7 +44,8 @@ def signed(key: Ed25519PrivateKey, text: str) -> str:
 
 def verified(signer: str, signature: str, text: str) -> bool:
     try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer)).verify(bytes.fromhex(signature), text.encode())
+        sign = bytes.fromhex(signature)
+        Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer)).verify(sign, text.encode())
     except (InvalidSignature, ValueError):
         return False
-    return True
+    return sign.hex() == signature  # written in one way only: anything else was edited

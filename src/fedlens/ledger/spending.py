@@ -46,8 +46,8 @@ class Spending:
         return cls(account=Account(**values["account"]), plans=tuple(map(Plan.from_dict, values["plans"])))
 
 
-def guarantee(spendings: Sequence[Spending], delta: float) -> Guarantee:
-    """What these runs cost jointly, were they the only ones on their populations.
+def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) -> Guarantee:
+    """What these runs cost jointly, were they the only ones on their populations; a `coarse` grid is never cheaper.
 
     Formal guarantee: every unit lives in one part of each partition; its cost is what those parts add up to, and the
     epsilon is at least the largest such cost. That is parallel composition, and it needs add/remove neighbours: a user
@@ -62,7 +62,7 @@ def guarantee(spendings: Sequence[Spending], delta: float) -> Guarantee:
     populations = {spending.account.population for spending in spendings}
     ((unit, neighbours),) = kinds
     return Guarantee(
-        epsilon=max(accounting.epsilon_of(suffered(spendings, name), delta) for name in populations),
+        epsilon=max(accounting.epsilon_of(suffered(spendings, name), delta, coarse) for name in populations),
         delta=delta,
         unit=unit,
         neighbours=neighbours,

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import os
 import pathlib
 import sqlite3
 import threading
@@ -14,7 +15,7 @@ COLUMNS = (
     "id, at, kind, who, population, run, stage, release, query, body, signer, signature, hash"  # the order of a Row
 )
 _TABLE = """create table entries (
-    id bigint primary key,
+    id bigint primary key not null,
     at text not null,
     kind text not null,
     who text not null,
@@ -59,6 +60,8 @@ class Storage(Protocol):
 def opened(address: str | pathlib.Path | None) -> Storage:
     """A path, a postgresql:// address, or memory when neither is given."""
     text = str(address) if address is not None else ""
+    if address is not None and not text:
+        raise ValueError("Expected the address of a ledger: a file, or postgresql://…; it is empty.")
     return Postgres(text) if is_remote(text) else Sqlite(pathlib.Path(text) if text else None)
 
 
@@ -73,7 +76,12 @@ class Sqlite:
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if path.exists() and not os.access(path, os.W_OK):
+                    raise PermissionError("it is read-only")
             self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=30, check_same_thread=False)
+            tables = {name for (name,) in self._db.execute("select name from sqlite_master where type = 'table'")}
+            if tables and "about" not in tables:
+                raise sqlite3.DatabaseError("the file holds other tables")
             self._patiently("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
         except (sqlite3.Error, OSError) as error:
@@ -95,8 +103,9 @@ class Sqlite:
             try:
                 self._db.execute(statement)
                 return
-            except sqlite3.OperationalError:
-                if time.monotonic() > give_up:
+            except sqlite3.OperationalError as error:
+                busy = (error.sqlite_errorcode & 0xFF) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                if not busy or time.monotonic() > give_up:
                     raise
                 time.sleep(0.02)
 
@@ -136,11 +145,15 @@ class Postgres:
             import psycopg
         except ImportError:
             raise ValueError("Expected psycopg for a PostgreSQL ledger: pip install 'fedlens[postgres]'.") from None
-        if urllib.parse.urlsplit(address).password:
+        parts = urllib.parse.urlsplit(address)
+        if parts.password or "password" in parts.query.lower():
             raise ValueError("Expected no password in the ledger's address: use PGPASSWORD or a password file.")
         self._error, self._one_at_a_time = psycopg.Error, threading.Lock()
         try:
-            self._db = psycopg.connect(address, autocommit=True, connect_timeout=10)
+            self._db = psycopg.connect(address, autocommit=True, connect_timeout=10, client_encoding="utf8")
+            # Whatever the server has by default: what is booked is on disk, and seen by whoever held the lock next.
+            self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+            self._db.execute("set synchronous_commit = on")
         except psycopg.Error as error:
             raise self._unusable(error) from None
         _prepare(self, "select 1 where to_regclass('about') is not null", self._guards())
@@ -193,7 +206,15 @@ def _prepare(store: Storage, is_there: str, guards: Iterable[str]) -> None:
             for statement in (_TABLE, _ABOUT, *_INDEXES, *guards):
                 store.rows(statement)
             store.rows(_BEGIN, (VERSION,))
-        ((found,),) = store.rows("select version from about")
-        if found != VERSION:
-            newer = " It was written by a newer fedlens." if found > VERSION else ""
-            raise ValueError(f"Expected ledger version {VERSION}, found {found}.{newer} Nothing was changed.")
+        about(store)
+
+
+def about(store: Storage) -> tuple[int, str]:
+    """How many entries there are, and the hash of the last; refuses a ledger of another version."""
+    if len(versions := store.rows("select version from about")) != 1:
+        raise LedgerError(f"Expected one line about the ledger, found {len(versions)}: somebody edited it.")
+    if (found := versions[0][0]) != VERSION:
+        newer = " It was written by a newer fedlens." if found > VERSION else ""
+        raise ValueError(f"Expected ledger version {VERSION}, found {found}.{newer} Nothing was changed.")
+    count, head = store.rows("select entries, head from about")[0]
+    return int(count), str(head)

@@ -61,7 +61,7 @@ def _pld_epsilon(mu: float, sampled: frozenset[tuple[Loss, int]], delta: float, 
     gaussian = [Gaussian(multiplier=1 / mu).pld(grid)] if mu else []
     whole = functools.reduce(lambda left, right: left.compose(right), [*others, *gaussian], first)
     # Transforms round: a power of them is off by about 1e-16 of mass a release, which is taken off delta.
-    safe = delta - 2e-16 * sum(count for _, count in sampled)
+    safe = delta - 1e-16 * sum(count for _, count in sampled)
     return float(whole.get_epsilon_for_delta(safe)) if safe > 0 else math.inf
 
 

@@ -190,7 +190,7 @@ def _fixed_size(rounds: Rounds) -> dict[str, float]:
     sampling = FixedSize(size=rounds.size, population=rounds.population)
     losses = [sampling.loss(rounds.noise, replaced) for replaced in (False, True)]
     # Four decimals of an epsilon around 30 need a finer grid than budgets do; epsilons of a million do not.
-    coarse = 0.35 if rounds.noise == 1 else 1.0
+    coarse = 0.25 if rounds.noise == 1 else 1.0
     removed, replaced = (_pld(loss, rounds.releases, rounds.delta, coarse) for loss in losses)
     return {"fixed-size-pld": removed, "fixed-size-replace-one-pld": replaced}
 
