@@ -126,7 +126,7 @@ def plan(
     ] = None,
     sweep: Annotated[
         str | None,
-        typer.Option("--sweep", metavar="A=1,2,B=3,4", help="The cost of every combination of settings of [privacy]."),
+        typer.Option("--sweep", metavar="A=1,2,B=3,4", help="The cost of every combination of privacy settings."),
     ] = None,
     published: Annotated[
         str | None,
