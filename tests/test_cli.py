@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -500,3 +501,24 @@ def test_a_resumed_run_refuses_settings_it_would_ignore(tmp_path, recipe, monkey
     assert done.code == 2
     assert "--set" in done.err
     assert Recipe.open(next((tmp_path / "runs").glob("tiny-*/recipe.toml"))).privacy.rounds == 2
+
+
+def test_data_convert_makes_a_folder_that_data_check_accepts(tmp_path):
+    rng = np.random.default_rng(0)
+    for user, label in itertools.product(("ada", "ben"), (0, 1)):
+        folder = tmp_path / "pictures" / user / str(label)
+        folder.mkdir(parents=True)
+        for number in range(3):
+            Image.fromarray(rng.integers(0, 256, (8, 8), np.uint8)).save(folder / f"{number}.png")
+    done = fedlens("data", "convert", tmp_path / "pictures", tmp_path / "people", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert json.loads(done.out)["columns"] == {"x": "uint8 [1, 8, 8]", "y": "int64 []"}
+    assert "ada" not in done.out
+    assert fedlens("data", "check", tmp_path / "people").code == 0
+    again = fedlens("data", "convert", tmp_path / "pictures", tmp_path / "people")
+    assert (again.code, again.out) == (2, "")
+    (tmp_path / "pictures" / "ben" / "1" / "0.png").write_bytes(b"no picture")
+    broken = fedlens("data", "convert", tmp_path / "pictures", tmp_path / "others")
+    assert broken.code == 2
+    assert "ben" not in broken.err.replace(str(tmp_path), "")
+    assert not (tmp_path / "others").exists()

@@ -16,13 +16,13 @@ LAYERS = (
     {"version", "trees", "randomness", "files", "transforms"},
     {"tensorfiles"},
     {"privacy", "models", "curator", "population"},
-    {"ledger", "selection", "data"},
+    {"ledger", "selection", "data", "readers"},
     {"algorithms", "inspection", "evaluation", "simulation", "flower", "audit"},
     {"recipes", "templates", "planning", "runs", "demo", "cli", "web", "__init__", "__main__"},  # may import everything
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1
-PRIVATE = {"population", "selection", "data", "simulation", "flower", "audit"}
+PRIVATE = {"population", "selection", "data", "readers", "simulation", "flower", "audit"}
 PUBLIC = {name for name, level in LEVEL.items() if level < TOP} - PRIVATE
 
 

@@ -468,6 +468,30 @@ def ledger_key(
     _answer({"file": str(to), "public": public}, public, as_json)
 
 
+@data_app.command("convert")
+def convert(
+    source: Annotated[
+        pathlib.Path, typer.Argument(help="A .parquet, idx, LEAF .json or .h5 file, or folders of them.")
+    ],
+    to: Annotated[pathlib.Path, typer.Argument(help="The population folder to make.")],
+    kind: Annotated[str | None, typer.Option(help="parquet, idx, leaf, hdf5 or png; by default from the name.")] = None,
+    users: Annotated[str | None, typer.Option(help="Column of user ids; idx: the file of writer ids.")] = None,
+    images: Annotated[str | None, typer.Option(help="Column of images.")] = None,
+    labels: Annotated[str | None, typer.Option(help="Column of labels; idx: the file of labels.")] = None,
+    classes: Annotated[int | None, typer.Option(help="Labels must be below this.")] = None,
+    inverted: Annotated[bool, typer.Option("--inverted", help="Bright becomes dark, as for Federated EMNIST.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Bring images into the form a run reads: beside the data, bit by bit, whatever their number. Prints no count."""
+    from fedlens import readers
+
+    made = readers.convert(
+        source, to, kind=kind, users=users, images=images, labels=labels, classes=classes, inverted=inverted
+    )
+    columns = {name: f"{column.dtype} {list(column.shape[1:])}" for name, column in made.columns.items()}
+    _answer({"population": str(to), "columns": columns}, f"Wrote {to}. Next: fedlens data check {to}", as_json)
+
+
 def main() -> None:
     """Runs the command line; errors become one clear line and an exit code."""
     try:
