@@ -176,7 +176,6 @@ def test_importing_the_package_loads_nothing_heavy():
     assert loaded_by("import fedlens") == []
 
 
-@pytest.mark.skipif("cli" not in MODULES, reason="there is no command line yet")
 def test_importing_the_command_line_loads_nothing_heavy():
     assert loaded_by("import fedlens.cli") == []
 

@@ -454,6 +454,15 @@ def test_close_returns_all_parts_of_a_run(tmp_path, book, out, paused):
     assert entries(book) == before
 
 
+def test_close_deletes_the_secret_wherever_the_ledger_is(book, recipe, out, monkeypatch):
+    """Nobody will go on with the run, and whoever found it could take the noise away."""
+    sentence = interrupted(monkeypatch, "run", recipe, "--out", out, "--ledger", book)
+    secrets = (out if is_remote(str(book)) else pathlib.Path(book).parent) / ".private"
+    assert len(list(secrets.iterdir())) == 1
+    answer("ledger", "close", pathlib.Path(shlex.split(sentence)[-1]).name, "--ledger", book, "--out", out)
+    assert list(secrets.iterdir()) == []
+
+
 def test_close_of_one_part_leaves_the_others(tmp_path, book, out, paused):
     done = run(written(tmp_path, PAIR), out, book)
     name = pathlib.Path(done.err.partition("--resume ")[2].strip()).name

@@ -188,7 +188,7 @@ def flipped(whole):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("step", [512, 3])
 def test_what_went_in_comes_out(tmp_path, rows, form, step, monkeypatch):
-    monkeypatch.setattr(readers, "_ROWS", step)
+    monkeypatch.setattr(readers.parts, "ROWS", step)
     source, names = FORMATS[form](tmp_path, rows)
     population = readers.convert(source, tmp_path / "out", **names)
     assert held_by(population) == held(rows)
@@ -397,7 +397,7 @@ def test_a_damaged_picture_is_named_by_its_place(tmp_path, rows, form, damage):
 )
 @pytest.mark.parametrize("step", [512, 1])
 def test_pictures_of_another_kind_are_refused(tmp_path, rows, image, told, step, monkeypatch):
-    monkeypatch.setattr(readers, "_ROWS", step)
+    monkeypatch.setattr(readers.parts, "ROWS", step)
     source, _ = as_png(tmp_path, rows)
     sorted((source / SECRET).glob("*/*.png"))[5].write_bytes(encoded(image))
     text = refused(tmp_path, source)

@@ -14,7 +14,7 @@ from fedlens.curator import Contribute
 from fedlens.ledger import Budget, Ledger, Spending, Standing, guarantee
 from fedlens.ledger.budgets import over
 from fedlens.ledger.spending import suffered
-from fedlens.privacy import Guarantee, Plan, Poisson, accounting, rdp, rounded
+from fedlens.privacy import Guarantee, Plan, Poisson, accounting, plain, rdp, rounded
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
 from fedlens.recipes import Recipe
 from fedlens.trees import Tree
@@ -57,7 +57,7 @@ class Forecast:
         return {
             "guarantee": self.joint.to_dict(),
             "epsilon_per_model": self.alone.to_dict()["epsilon"],
-            "readings": {name: _plain(value) for name, value in self.readings.items()},
+            "readings": {name: plain(value) for name, value in self.readings.items()},
             "count": count.to_dict(),
             "train": train.to_dict(),
             "noise_to_signal": self.noise_to_signal,
@@ -241,16 +241,12 @@ def published(paper: str, recipe: Recipe) -> dict[str, Any]:
     train, (method, value) = recipe.plans[1], methods[paper]
     return {
         "paper": paper,
-        "epsilon": _plain(value(train, recipe.privacy.delta) if train.noise_multiplier else math.inf),
+        "epsilon": plain(value(train, recipe.privacy.delta) if train.noise_multiplier else math.inf),
         "delta": recipe.privacy.delta,
         "method": method,
         "compliant": False,
-        "valid_epsilon": _plain(accounting.epsilon([train], recipe.privacy.delta)),
+        "valid_epsilon": plain(accounting.epsilon([train], recipe.privacy.delta)),
     }
-
-
-def _plain(epsilon: float) -> float | str:
-    return epsilon if math.isfinite(epsilon) else "infinity"
 
 
 def _fixed_size(train: Plan, delta: float) -> float:

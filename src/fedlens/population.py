@@ -140,15 +140,9 @@ class Population:
             mask[place, :held] = 1.0
             for key, column in self.columns.items():
                 tree[key][place, :held] = column[rows]
-        self._forget()
-        return {key: torch.from_numpy(array) for key, array in (tree | {"mask": mask}).items()}
-
-    def _forget(self) -> None:
-        """Hands the pages just read back to the system, so that resident memory does not grow with the rounds."""
         for column in self.columns.values():
-            mapped = getattr(column, "_mmap", None)
-            if mapped is not None and column.nbytes > _LARGE:
-                mapped.madvise(mmap.MADV_DONTNEED)
+            give_back_pages(column)
+        return {key: torch.from_numpy(array) for key, array in (tree | {"mask": mask}).items()}
 
     def blank(self, width: int = 1) -> Tree:
         """One unit without examples, in the right shapes: what an empty cohort is modelled on."""
@@ -219,6 +213,13 @@ class Population:
     def _unit(self, unit: int) -> Tree:
         rows = self._rows_of(unit)
         return {key: torch.from_numpy(np.ascontiguousarray(column[rows])) for key, column in self.columns.items()}
+
+
+def give_back_pages(column: np.ndarray) -> None:
+    """Hands the pages of a large mapped column back to the system, so that resident memory does not grow with use."""
+    mapped = getattr(column, "_mmap", None)
+    if mapped is not None and column.nbytes > _LARGE:
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:

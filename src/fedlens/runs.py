@@ -343,16 +343,12 @@ class Run:
             raise ValueError(f"Expected a checkpoint of this recipe in {folder.name}; it belongs to another one.")
         return state, Engine(**about["engine"]) if about["engine"] else None
 
-    @property
-    def _private(self) -> pathlib.Path:
-        beside = self.folder if is_remote(self.address) else pathlib.Path(self.address)
-        return beside.parent / ".private"
-
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:
             return Randomness.seeded(self.seed)
-        self._private.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Randomness.kept_in(self._private / f"{self.name}.{selection}.key")
+        folder = _secrets(self.address, self.folder.parent)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Randomness.kept_in(folder / f"{self.name}.{selection}.key")
 
     def _report(self, models: list[Model], primary: Primary | None, warnings: tuple[str, ...], book: Ledger) -> Report:
         provenance = {
@@ -386,8 +382,18 @@ class Run:
         for selection in self.recipe.selections:
             book.close(f"{self.name}/{selection}", hashes.get(f"{selection}/model.safetensors", ""))
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
-        for secret in self._private.glob(f"{self.name}.*"):  # with what a crash may have left of it
-            secret.unlink()
+        forget_secrets(self.address, self.folder.parent, self.name)
+
+
+def _secrets(address: str, out: pathlib.Path) -> pathlib.Path:
+    """Where the secrets of unfinished runs lie: beside the ledger, or beside the run folders if that is elsewhere."""
+    return (out if is_remote(address) else pathlib.Path(address).parent) / ".private"
+
+
+def forget_secrets(address: str, out: pathlib.Path, run: str) -> None:
+    """Deletes what the noise of a run was made from, with what a crash may have left of it: it could be taken away."""
+    for secret in _secrets(address, out).glob(f"{run}.*"):
+        secret.unlink()
 
 
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:

@@ -126,11 +126,8 @@ class Ledger:
                 raise ValueError(f"Expected a run of this ledger, found no reservation of {run!r}.")
             if closed := self._entries("kind = 'close' and run = ?", run):
                 return closed[0].id
-            planned = {entry.stage: Plan.from_dict(entry.facts["plan"]).releases for entry in made}
-            left = {
-                stage: releases - self._count("run = ? and stage = ?", run, stage)
-                for stage, releases in planned.items()
-            }
+            counts = self._made("run = ?", (run,))
+            left = {entry.stage: _plan(entry).releases - counts.get((run, entry.stage), (0, 0))[0] for entry in made}
             return self._append("close", made[0].population, run=run, body={"model": model, "returned": left}).id
 
     def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
@@ -210,12 +207,7 @@ class Ledger:
         self, where: str, values: tuple[Any, ...], reserved: bool = False, window: float | None = None
     ) -> list[Spending]:
         since = "" if window is None else _written(self._store.now() - datetime.timedelta(days=window))
-        counted = self._store.rows(
-            "select run, stage, count(*), sum(case when at >= ? then 1 else 0 end) from entries"
-            f" where kind = 'release' and {where} group by run, stage",
-            (since, *values),
-        )
-        counts = {(run, stage): (int(made), int(recent)) for run, stage, made, recent in counted}
+        counts = self._made(where, values, since)
         closed = {
             run for (run,) in self._store.rows(f"select run from entries where kind = 'close' and {where}", values)
         }
@@ -228,6 +220,19 @@ class Ledger:
                 plans = (*held.plans, dataclasses.replace(plan, releases=recent + waiting))
                 runs[entry.run] = dataclasses.replace(held, plans=plans)
         return list(runs.values())
+
+    def _made(self, where: str, values: Sequence[Any], since: str = "") -> dict[tuple[str, str], tuple[int, int]]:
+        """How many releases there are by run and stage, and how many of them `since` a time."""
+        counted = self._store.rows(
+            "select run, stage, count(*), sum(case when at >= ? then 1 else 0 end) from entries"
+            f" where kind = 'release' and {where} group by run, stage",
+            (since, *values),
+        )
+        return {(run, stage): (int(made), int(recent)) for run, stage, made, recent in counted}
+
+    def reserved(self) -> set[str]:
+        """The names of all runs there ever were."""
+        return {run for (run,) in self._store.rows("select distinct run from entries where kind = 'reserve'")}
 
     def populations(self) -> list[str]:
         return [name for (name,) in self._store.rows("select distinct population from entries order by population")]
@@ -413,10 +418,10 @@ class Ledger:
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs: by whom, why, on what, how much of it was used."""
-        closed = {entry.run: entry for entry in self._entries("kind = 'close'")}
+        closed, counts = {entry.run: entry for entry in self._entries("kind = 'close'")}, self._made("1 = 1", ())
         found: dict[str, dict[str, Any]] = {}
         for entry in self._entries("kind = 'reserve'"):
-            facts, made = entry.facts, self.spent(entry.run, entry.stage)
+            facts, (made, _) = entry.facts, counts.get((entry.run, entry.stage), (0, 0))
             run = found.setdefault(
                 entry.run,
                 {

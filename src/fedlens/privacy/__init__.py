@@ -1,7 +1,7 @@
 """Plans, what they cost, and how a guarantee is stated."""
 
 from fedlens.privacy.bounds import Bound, L2Clip, RowClip, TopKSign, UpdateAndBit
-from fedlens.privacy.guarantee import Guarantee, rounded
+from fedlens.privacy.guarantee import Guarantee, plain, rounded
 from fedlens.privacy.plan import Neighbours, Plan, Unit
 from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson, Sampling
 
@@ -20,5 +20,6 @@ __all__ = [
     "TopKSign",
     "Unit",
     "UpdateAndBit",
+    "plain",
     "rounded",
 ]

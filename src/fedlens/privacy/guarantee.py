@@ -39,9 +39,8 @@ class Guarantee:
         return f"epsilon {rounded(self.epsilon)} at delta {self.delta:g} per {self.unit} ({self.neighbours}){warning}"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON knows no infinity: an infinite epsilon is the string "infinity"."""
         values = dataclasses.asdict(self) | {"not_covered": list(self.not_covered)}
-        return values | {"epsilon": self.epsilon if math.isfinite(self.epsilon) else "infinity"}
+        return values | {"epsilon": plain(self.epsilon)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Guarantee":
@@ -69,3 +68,8 @@ def rounded(epsilon: float) -> str:
     ('1.01', '8.00', 'INFINITE (no protection)')
     """
     return f"{math.ceil(epsilon * 100 - 1e-9) / 100:.2f}" if math.isfinite(epsilon) else "INFINITE (no protection)"
+
+
+def plain(epsilon: float) -> float | str:
+    """JSON knows no infinity: an infinite epsilon is the string "infinity"."""
+    return epsilon if math.isfinite(epsilon) else "infinity"

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlens.privacy.bounds import L2Clip
-from fedlens.privacy.plan import BOUNDS, Neighbours, Unit, _name_of
+from fedlens.privacy.plan import BOUNDS, Neighbours, Unit, _name_of, check_promise
 
 Array = npt.NDArray[np.float64]
 Row = Any  # an array or a tensor: it adds, subtracts and scales
@@ -181,12 +181,9 @@ class MatrixPlan:
     neighbours: Neighbours = Neighbours.ADD_REMOVE
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(f"Expected noise_multiplier={self.noise_multiplier} >= 0 and finite.")
-        for name in ("releases", "participations", "separation"):
+        check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
+        for name in ("participations", "separation"):
             _at_least_one(name, getattr(self, name))
-        if not (self.expected_contributors > 0 and math.isfinite(self.expected_contributors)):
-            raise ValueError(f"Expected expected_contributors={self.expected_contributors} > 0 and finite.")
 
     @property
     def sensitivity(self) -> float:

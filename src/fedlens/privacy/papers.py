@@ -15,6 +15,7 @@ from scipy import optimize, stats
 
 from fedlens.privacy import accounting, rdp
 from fedlens.privacy.bayesian import BayesianAccountant
+from fedlens.privacy.guarantee import plain
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian, Loss, SampledGaussian
 from fedlens.privacy.sampling import FixedSize, Poisson
 
@@ -63,9 +64,8 @@ class PaperRow:
     verdict: str
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON knows no infinity: an infinite epsilon is the string "infinity"."""
-        valid = {reading: _plain(epsilon) for reading, epsilon in self.valid.items()}
-        numbers = {"published": self.published, "reproduced": _plain(self.reproduced), "valid": valid}
+        valid = {reading: plain(epsilon) for reading, epsilon in self.valid.items()}
+        numbers = {"published": self.published, "reproduced": plain(self.reproduced), "valid": valid}
         return {"paper": self.paper, "row": self.row, **numbers, "verdict": self.verdict}
 
     def lines(self) -> list[str]:
@@ -81,10 +81,6 @@ class PaperRow:
 def rows() -> list[PaperRow]:
     """Every published epsilon, paper by paper; takes the better part of a minute."""
     return [*augenstein(), *gs_wgan(), *datalens(), *bayesian_gan(), *fl_gan()]
-
-
-def _plain(epsilon: float) -> float | str:
-    return epsilon if math.isfinite(epsilon) else "infinity"
 
 
 def _pld(loss: Loss, releases: int, delta: float, coarse: float = 1.0) -> float:

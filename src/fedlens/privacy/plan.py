@@ -59,12 +59,7 @@ class Plan:
     neighbours: Neighbours = Neighbours.ADD_REMOVE
 
     def __post_init__(self) -> None:
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ValueError(f"Expected noise_multiplier={self.noise_multiplier} >= 0 and finite.")
-        if self.releases < 1:
-            raise ValueError(f"Expected releases={self.releases} >= 1.")
-        if not (self.expected_contributors > 0 and math.isfinite(self.expected_contributors)):
-            raise ValueError(f"Expected expected_contributors={self.expected_contributors} > 0 and finite.")
+        check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
         if isinstance(self.sampling, Balanced) and self.unit == Unit.EXAMPLE:
             raise ValueError("Expected a balanced schedule over users or silos: examples have no slots of their own.")
 
@@ -135,6 +130,16 @@ class Plan:
 
     def canonical(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True)
+
+
+def check_promise(noise_multiplier: float, releases: int, expected_contributors: float) -> None:
+    """What every plan promises must make sense, whatever its noise looks like."""
+    if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
+        raise ValueError(f"Expected noise_multiplier={noise_multiplier} >= 0 and finite.")
+    if releases < 1:
+        raise ValueError(f"Expected releases={releases} >= 1.")
+    if not (expected_contributors > 0 and math.isfinite(expected_contributors)):
+        raise ValueError(f"Expected expected_contributors={expected_contributors} > 0 and finite.")
 
 
 def _name_of(value: object, kinds: dict[str, Any]) -> str:

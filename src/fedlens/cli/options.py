@@ -1,0 +1,39 @@
+"""What commands share: exit codes, options, and how an answer is printed."""
+
+import json
+import pathlib
+from typing import Annotated, Any
+
+import typer
+
+FAILED, USAGE, OVER_BUDGET, NOT_APPROVED, INTERRUPTED = 1, 2, 3, 4, 130
+DEFAULT_BOOK = "runs/ledger.sqlite"
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, to standard output.")]
+Sets = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting of the recipe; repeatable.")
+]
+Out = Annotated[pathlib.Path, typer.Option("--out", help="Where run folders are made.")]
+LedgerPath = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger",
+        help="The ledger of what was released: a file, or postgresql://… for teams. Default: ledger.sqlite in --out.",
+    ),
+]
+Book = Annotated[str, typer.Option("--ledger", help="A file, or postgresql://… for teams.")]
+Who = Annotated[str | None, typer.Option("--who", help="In whose name; by default the login name.")]
+Why = Annotated[str, typer.Option("--why", help="Kept in the ledger.")]
+Key = Annotated[pathlib.Path | None, typer.Option("--key", help="Sign with this key (fedlens ledger key).")]
+Simulate = Annotated[
+    int | None,
+    typer.Option(
+        "--simulate", metavar="SEED", help="Derive noise and cohorts from a seed. Repeatable, and NOT private."
+    ),
+]
+Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is one.")]
+RecipeFile = Annotated[pathlib.Path, typer.Argument(help="A recipe (TOML); `fedlens init` writes one.")]
+
+
+def say(values: Any, text: str, as_json: bool) -> None:
+    print(json.dumps(values, indent=1, allow_nan=False) if as_json else text)

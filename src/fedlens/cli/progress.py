@@ -1,0 +1,56 @@
+"""How a run shows that it gets on: a live table on a terminal, a line now and then elsewhere."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlens.runs import Watcher
+
+
+@contextlib.contextmanager
+def progress() -> Iterator["Watcher"]:
+    """A live table on a terminal, a line now and then elsewhere; on standard error, so that --json stays clean."""
+    if sys.stderr.isatty():
+        with _live() as watch:
+            yield watch
+        return
+
+    def lines(selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None:
+        if done == rounds or done % max(1, rounds // 5) == 0:
+            print(f"{selection}: round {done}/{rounds}{_told(facts)}", file=sys.stderr)
+
+    yield lines
+
+
+def _told(facts: dict[str, Any]) -> str:
+    epsilon, clip = facts.get("epsilon_so_far"), facts.get("clip")
+    return (f", epsilon so far {epsilon}" if epsilon is not None else "") + (
+        f", clip {clip:g}" if clip is not None else ""
+    )
+
+
+@contextlib.contextmanager
+def _live() -> Iterator["Watcher"]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[told]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def watch(selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None:
+            if selection not in tasks:
+                tasks[selection] = bars.add_task(selection, total=rounds, told="")
+            bars.update(tasks[selection], completed=done)
+            if "epsilon_so_far" in facts:
+                bars.update(tasks[selection], told=_told(facts).removeprefix(", "))
+
+        yield watch

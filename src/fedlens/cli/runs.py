@@ -1,0 +1,291 @@
+"""The commands of a modeler: demo, init, plan, run, compare, report, sample."""
+
+import importlib.resources
+import json
+import pathlib
+import shlex
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedlens.cli.ledger import book_if_there
+from fedlens.cli.options import (
+    DEFAULT_BOOK,
+    INTERRUPTED,
+    Device,
+    Json,
+    LedgerPath,
+    Out,
+    RecipeFile,
+    Sets,
+    Simulate,
+    Why,
+    say,
+)
+from fedlens.cli.progress import progress
+
+if TYPE_CHECKING:
+    from fedlens.inspection import Model, Report
+    from fedlens.recipes import Recipe
+    from fedlens.runs import Run
+
+runs_app = typer.Typer()
+DEMO_BUDGET = 10.0
+
+
+@runs_app.command()
+def demo(
+    what: Annotated[str, typer.Argument(help="images")] = "images",
+    bug: Annotated[bool, typer.Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
+    out: Out = pathlib.Path("runs"),
+    ledger: LedgerPath = None,
+    simulate: Simulate = None,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """Find a planted bug on data that is already on this machine, in about a minute."""
+    from fedlens.recipes import Recipe
+
+    recipes = {"images": "demo_images.toml"}
+    if what not in recipes:
+        raise ValueError(f"Expected one of {', '.join(recipes)} to demonstrate, got {what!r}.")
+    text = importlib.resources.files("fedlens").joinpath("recipe_files", recipes[what]).read_text()
+    # Without the bug it is another demonstration, with a budget of its own: the digits are public.
+    recipe = Recipe.parsed(text, [] if bug else ["data.bug.fraction=0", "data.name=digits-without-bug"])
+    _demo_budget(recipe, ledger or str(out / "ledger.sqlite"), simulate)
+    _execute(_created(recipe, out, ledger, simulate, device), as_json)
+
+
+@runs_app.command()
+def init(
+    task: Annotated[str, typer.Option(help="T1 sanity check, T2 misclassified examples, T4 weak users.")] = "T1",
+    data: Annotated[str, typer.Option(help="An .npz file or a population folder.")] = "data.npz",
+    model: Annotated[
+        str, typer.Option(help="T2, T4: the primary model, as a file written by fedlens.")
+    ] = "cnn.safetensors",
+    to: Annotated[pathlib.Path, typer.Option("--to", help="The recipe to write.")] = pathlib.Path("recipe.toml"),
+    as_json: Json = False,
+) -> None:
+    """Write a commented recipe to start from."""
+    from fedlens import files, templates
+
+    text = templates.recipe(task, data, model, shlex.quote(str(to)))
+    if to.exists():
+        raise ValueError(f"Expected no file at {to}; it would be overwritten.")
+    files.write(to, text)
+    say({"recipe": str(to), "task": task}, f"Wrote {to}. Next: fedlens plan {to}", as_json)
+
+
+@runs_app.command()
+def plan(
+    recipe: RecipeFile,
+    sets: Sets = None,
+    ledger: Annotated[
+        str | None, typer.Option("--ledger", help=f"Whose budget it would draw on. Default: {DEFAULT_BOOK}, if there.")
+    ] = None,
+    target_eps: Annotated[
+        float | None, typer.Option("--target-eps", help="Calibrate the noise to this epsilon instead.")
+    ] = None,
+    sweep: Annotated[
+        str | None,
+        typer.Option("--sweep", metavar="A=1,2,B=3,4", help="The cost of every combination of privacy settings."),
+    ] = None,
+    published: Annotated[
+        str | None,
+        typer.Option("--published", metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """State what a recipe will cost and promise, without touching any data."""
+    from fedlens import planning
+    from fedlens.recipes import Recipe
+
+    parsed = Recipe.open(recipe, sets or [])
+    if target_eps is not None:
+        parsed = parsed.changed([f"privacy.epsilon={target_eps}"])
+    if sweep is not None:
+        cells = planning.swept(parsed, sweep)
+        say({"sweep": cells}, _table(cells), as_json)
+        return
+    forecast = planning.forecast(parsed, book_if_there(ledger))
+    answer, text = forecast.to_dict(), forecast.text()
+    if published is not None:
+        figure = planning.published(published, parsed)
+        answer["published"] = figure
+        told, true = (f"{float(figure[name]):.4g}" for name in ("epsilon", "valid_epsilon"))
+        text += (
+            f"\n{published} would print epsilon {told} ({figure['method']}): NOT COMPLIANT, shown for comparison only;"
+            f" the training alone truly costs {true}"
+        )
+    say(answer, text, as_json)
+
+
+@runs_app.command()
+def run(
+    recipe: Annotated[pathlib.Path | None, typer.Argument(help="A recipe (TOML).")] = None,
+    resume: Annotated[
+        pathlib.Path | None, typer.Option("--resume", help="Go on with an interrupted run folder.")
+    ] = None,
+    sets: Sets = None,
+    out: Out = pathlib.Path("runs"),
+    ledger: LedgerPath = None,
+    simulate: Simulate = None,
+    device: Device = None,
+    why: Why = "",
+    as_json: Json = False,
+) -> None:
+    """Train the models of a recipe and write the report. Ctrl-C is safe: go on later with --resume."""
+    from fedlens.recipes import Recipe
+    from fedlens.runs import Run
+
+    if (recipe is None) == (resume is None):
+        raise ValueError("Expected a recipe, or --resume with a run folder.")
+    if resume is not None:
+        if sets or ledger or simulate is not None or device:
+            raise ValueError(
+                "Expected --resume without --set, --ledger, --simulate or --device: a run goes on as it was started."
+            )
+        _execute(Run.opened(resume), as_json)
+    elif recipe is not None:
+        _execute(_created(Recipe.open(recipe, sets or []), out, ledger, simulate, device, why), as_json)
+
+
+@runs_app.command()
+def compare(
+    left: Annotated[pathlib.Path, typer.Argument(help="The suspicious side: a model folder, such as runs/x/low.")],
+    right: Annotated[pathlib.Path, typer.Argument(help="The healthy side, such as runs/x/high.")],
+    to: Annotated[
+        pathlib.Path | None, typer.Option("--to", help="Folder for the report. Default: <left>-vs-<right>.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
+    from fedlens.inspection import contrast
+
+    sides = [_model(folder).sampled(512, seed=0) for folder in (left, right)]
+    report = contrast(sides[0], sides[1], title=f"{left.name} vs {right.name}")
+    _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
+
+
+@runs_app.command()
+def report(
+    folder: Annotated[pathlib.Path, typer.Argument(help="A finished run folder, or one model folder in it.")],
+    as_json: Json = False,
+) -> None:
+    """Show the report of a run again; of a single model, make one."""
+    from fedlens.inspection import contrast
+
+    if (folder / "report.json").exists():
+        answer = json.loads((folder / "report.json").read_text())
+        findings = "\n".join(f"[{f['severity']}] {f['summary']}" for f in answer["findings"]) or "No finding."
+        say(answer, f"{findings}\n{folder / 'report.html'}", as_json)
+    else:
+        _show(contrast(_model(folder).sampled(512, seed=0), title=folder.name), folder, as_json)
+
+
+@runs_app.command()
+def sample(
+    folder: Annotated[pathlib.Path, typer.Argument(help="A model folder, such as runs/x/low.")],
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images.")] = 64,
+    seed: Annotated[int, typer.Option(help="Of the public latents.")] = 0,
+    to: Annotated[
+        pathlib.Path | None, typer.Option("--to", help="Default: samples-<seed>.safetensors in the folder.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw synthetic images from a model: a file that carries its guarantee, and a picture. Costs no privacy."""
+    from fedlens import files
+    from fedlens.inspection import pictures
+
+    samples = _model(folder).sampled(count, seed)
+    path = to or folder / f"samples-{seed}.safetensors"
+    if path.suffix == ".png":
+        raise ValueError("Expected --to with another ending than .png: the picture is written beside the samples.")
+    samples.save(path)
+    files.write(path.with_suffix(".png"), pictures.png_bytes(samples.images[:256]))
+    answer = {
+        "file": str(path),
+        "picture": str(path.with_suffix(".png")),
+        "count": count,
+        "guarantee": samples.guarantee.to_dict(),
+    }
+    say(answer, f"{count} synthetic images in {path}\n{samples.guarantee.headline}", as_json)
+
+
+def _created(
+    recipe: "Recipe", out: pathlib.Path, ledger: str | None, seed: int | None, device: str | None, why: str = ""
+) -> "Run":
+    from fedlens import planning
+    from fedlens.curator import PrivacySpentError
+    from fedlens.ledger import Ledger
+    from fedlens.runs import Run, default_device
+
+    address = ledger or str(out / "ledger.sqlite")
+    for warning in recipe.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    try:
+        return Run.created(recipe, out, address=address, seed=seed, device=device or default_device(), why=why)
+    except PrivacySpentError as error:
+        fitting = planning.refusal(planning.alternatives(recipe, Ledger(address)))
+        raise PrivacySpentError("\n".join([str(error), *fitting])) from None
+
+
+def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
+    """The demonstration keeps a budget, as a real population would: a second run is over it."""
+    from fedlens.ledger import Budget, Ledger
+
+    book = Ledger(address)
+    if seed is None and book.budget(recipe.population) is None:
+        size, delta = recipe.privacy.population, recipe.privacy.delta
+        book.set_budget(
+            Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size), why="fedlens demo"
+        )
+        print(
+            f"population {recipe.population!r} gets a budget of epsilon {DEMO_BUDGET:g} in {address};"
+            " for another demonstration take another --out",
+            file=sys.stderr,
+        )
+
+
+def _execute(started: "Run", as_json: bool) -> None:
+    print(f"{started.name}: planned {started.promised().headline}", file=sys.stderr)
+    try:
+        with progress() as watch:
+            report = started.executed(watch)
+    except (KeyboardInterrupt, OSError) as error:
+        print(f"Nothing is lost. Go on with: fedlens run --resume {shlex.quote(str(started.folder))}", file=sys.stderr)
+        if isinstance(error, KeyboardInterrupt):
+            raise typer.Exit(INTERRUPTED) from None
+        raise
+    _print(report, started.folder, as_json)
+
+
+def _show(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
+    report.save(folder)
+    _print(report, folder, as_json)
+
+
+def _print(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
+    say(report.to_dict(), f"{report.text()}\n\n{folder / 'report.html'}", as_json)
+
+
+def _model(folder: pathlib.Path) -> "Model":
+    from fedlens.inspection import Model
+
+    if not (folder / "model.safetensors").exists():
+        hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
+        raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
+    return Model.open(folder / "model.safetensors")
+
+
+def _table(cells: list[dict[str, Any]]) -> str:
+    columns = list(cells[0])
+    rows = [
+        [f"{cell[name]:.4g}" if isinstance(cell[name], float) else str(cell[name]) for name in columns]
+        for cell in cells
+    ]
+    widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [columns, *rows]
+    )

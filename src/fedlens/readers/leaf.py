@@ -1,0 +1,84 @@
+"""PRIVATE. LEAF JSON: users and their flattened images."""
+
+import itertools
+import json
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from fedlens.population import DataError
+from fedlens.readers.parts import (
+    Part,
+    Path,
+    Place,
+    Source,
+    as_bytes,
+    as_labels,
+    check_paired,
+    files_of,
+    lengths,
+    number_of,
+    numbered,
+    whole,
+)
+
+
+def leaf(source: Path) -> Source:
+    """LEAF's JSON: one file or a folder of them, each of which fits into memory; a user may be in several."""
+    files = files_of(source, ".json")
+    counts: Counter[Any] = Counter()
+    for key, held in itertools.chain.from_iterable(map(_leaf_users, files)):
+        counts[key] += len(held["y"])
+    numbers = numbered(counts, pathlib.Path(source).name)
+    return Source(lengths(counts, numbers), _leaf_parts(files, numbers))
+
+
+def _leaf_parts(files: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Part]:
+    for file in files:
+        for key, held in _leaf_users(file):
+            user = number_of(numbers, key, Place(file.name))
+            place = Place(file.name, 0, user)
+            check_paired(len(held["x"]), len(held["y"]), place)
+            if held["y"]:
+                labels, images = _whole_labels(held["y"], place), _leaf_images(held["x"], place)
+                yield Part(place, np.full(len(labels), user), images, labels)
+
+
+def _leaf_users(file: pathlib.Path) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    with whole("JSON", file):
+        about = json.loads(file.read_bytes())
+    if not isinstance(about, dict) or not isinstance(data := about.get("user_data"), dict):
+        raise DataError(f"Expected users and user_data in {file.name}.")
+    users = about.get("users")
+    if not isinstance(users, list) or len(users) != len(data) or any(not _known(key, data) for key in users):
+        raise DataError(f"Expected as users of {file.name} those of its user_data.")
+    for number, held in enumerate(data.values()):
+        if not isinstance(held, dict) or not all(isinstance(held.get(key), list) for key in "xy"):
+            raise DataError(f"Expected lists x and y in {file.name}, entry {number} of user_data.")
+    yield from data.items()
+
+
+def _known(key: object, data: dict[str, Any]) -> bool:
+    return isinstance(key, str) and key in data
+
+
+def _whole_labels(values: list[Any], place: Place) -> np.ndarray:
+    odd = (row for row, value in enumerate(values) if type(value) is not int or abs(value) >= 2**63)
+    if (row := next(odd, None)) is not None:
+        raise DataError(f"Expected labels as whole numbers; that of {place.at(row)} is none.")
+    return as_labels(np.array(values, np.int64), place)
+
+
+def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
+    """Always shares of 1, also where a user's pixels happen to be written 0 and 1."""
+    for row, values in enumerate(rows):
+        if not isinstance(values, list) or not all(type(value) in (int, float) for value in values):
+            raise DataError(f"Expected images as lists of numbers; {place.at(row)} holds something else.")
+        if len(values) != len(rows[0]):
+            raise DataError(f"Expected images of one size; {place.at(row)} has another.")
+    with whole("JSON", pathlib.Path(place.file)):  # a whole number too long for a float
+        array = np.array(rows, np.float64)
+    return as_bytes(array, place)
