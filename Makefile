@@ -20,6 +20,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/population.py
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/ledger.py
+	$(BIN)/python benchmarks/contrast.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

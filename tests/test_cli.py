@@ -126,7 +126,12 @@ def test_a_run_prints_its_report_as_json_and_nothing_else_to_standard_output(mad
     assert report["guarantee"].keys() >= GUARANTEE
     assert report["guarantee"]["epsilon"] <= 8.0
     assert [run["label"] for run in report["runs"]] == ["low", "high"]
-    assert [image["label"] for image in report["images"]] == ["low", "high"]
+    assert [(image["label"], image["round"]) for image in report["images"]] == [
+        ("low", 1),
+        ("high", 1),
+        ("low", 2),
+        ("high", 2),
+    ]
     assert all((made.run / image["file"]).exists() for image in report["images"])
 
 
@@ -341,7 +346,7 @@ def test_a_spent_plan_ends_with_exit_code_3(tmp_path, recipe, monkeypatch):
     assert "All 2 releases of the plan are spent." in done.err
 
 
-def test_data_changed_under_a_run_ends_with_exit_code_3_and_no_further_charge(tmp_path, recipe, monkeypatch):
+def test_data_changed_under_a_run_are_refused_without_a_further_charge(tmp_path, recipe, monkeypatch):
     rng = np.random.default_rng(0)
     columns = {
         "x": rng.integers(0, 256, (90, 8, 8), dtype=np.uint8),
@@ -354,7 +359,8 @@ def test_data_changed_under_a_run_ends_with_exit_code_3_and_no_further_charge(tm
     before = entries(tmp_path / "runs" / "ledger.sqlite")
     np.savez(tmp_path / "crowd.npz", **columns | {"x": 255 - columns["x"]})
     done = fedlens(*shlex.split(sentence)[1:])
-    assert done.code == 3
+    assert done.code == 2
+    assert "they have changed" in done.err
     assert entries(tmp_path / "runs" / "ledger.sqlite") == before == 2
 
 

@@ -1,5 +1,7 @@
 """Private data: read as it is, refused where it is broken, and never quoted."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -92,7 +94,25 @@ def test_public_images_come_with_their_labels(tmp_path, columns):
     assert public.labels.tolist() == list(range(9))
 
 
+def test_attributes_are_read_beside_and_keep_to_their_rows(read, columns):
+    extra = {"version": np.arange(9, dtype=np.uint8) + 40, "place": -np.arange(9)}
+    population = read(columns | extra, attributes=("version", "place"))
+    rows = population.columns["x"][:, 0, 0, 0].astype(int)
+    assert population.columns["version"].tolist() == (rows + 40).tolist()
+    assert population.columns["place"].tolist() == (-rows).tolist()
+
+
 # Refusals
+
+
+def test_a_missing_attribute_is_named_beside_those_that_are_there(read, columns):
+    told = refused(read, columns, attributes=("version",))
+    assert told == "Expected version in data.npz; it holds x, y, user."
+
+
+@pytest.mark.parametrize("bad", [np.full(9, LOUD), np.full(9, f"v{SECRET}"), np.zeros((9, 2), int)])
+def test_an_attribute_that_is_not_one_whole_number_per_row_is_refused(read, columns, bad):
+    assert "version as one whole number per row" in refused(read, columns | {"version": bad}, attributes=("version",))
 
 
 def test_a_missing_file_is_named(tmp_path):
@@ -111,7 +131,7 @@ def test_a_file_cut_short_is_refused(tmp_path, columns, kept):
     np.savez(path, **columns)
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole))])
-    with pytest.raises(DataError, match=r"whole \.npz file in data\.npz; it is cut short or damaged"):
+    with pytest.raises(DataError, match=r"whole \.npz file of plain arrays in data\.npz; it is cut short"):
         data.from_npz(path, images="x", labels="y", users="user")
 
 
@@ -122,7 +142,7 @@ def test_a_file_with_a_flipped_byte_is_refused(tmp_path, columns):
     at = broken.index(columns["x"].tobytes())
     broken[at + 20] ^= 255
     path.write_bytes(broken)
-    with pytest.raises(DataError, match="cut short or damaged"):
+    with pytest.raises(DataError, match="cut short, damaged"):
         data.from_npz(path, images="x", labels="y", users="user")
 
 
@@ -210,10 +230,13 @@ def test_more_or_fewer_users_than_there_are_digits_for_are_refused(users):
 # Planted bugs
 
 
+IMAGE_BUGS = sorted(kind for kind, bug in TRANSFORMS.items() if bug.images)
+
+
 def crowd(dtype, users=12, seed=0):
     rng = np.random.default_rng(seed)
     counts = rng.integers(1, 5, users)
-    shape = (counts.sum(), 1, 4, 4)
+    shape = (counts.sum(), 1, 8, 8)
     x = (
         rng.integers(0, 256, shape, dtype=np.uint8)
         if dtype == np.uint8
@@ -233,13 +256,13 @@ def touched(before, after):
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-@given(bug=st.sampled_from(sorted(TRANSFORMS)), fraction=st.floats(0, 1), seed=st.integers(0, 99))
-def test_a_bug_hits_the_chosen_share_of_users_wholly_and_nobody_else(dtype, bug, fraction, seed):
+@given(bug=st.sampled_from(IMAGE_BUGS), fraction=st.floats(0, 1), seed=st.integers(0, 99))
+def test_a_bug_hits_users_wholly_and_nobody_else(dtype, bug, fraction, seed):
     before, untouched = crowd(dtype), crowd(dtype)
     after = data.planted(before, bug, fraction, seed)
     hit = touched(before, after)
-    assert hit.count(True) == round(fraction * len(before))
     assert hit.count(False) == len(before) - hit.count(True)
+    assert hit.count(True) == {0.0: 0, 1.0: len(before)}.get(fraction, hit.count(True))
     assert after.columns["x"].dtype == dtype
     np.testing.assert_array_equal(after.columns["y"], before.columns["y"])
     np.testing.assert_array_equal(before.columns["x"], untouched.columns["x"])
@@ -268,6 +291,13 @@ def test_moved_pixels_keep_their_values(dtype, bug, expected):
     np.testing.assert_array_equal(data.planted(crowd(dtype), bug, 1.0, 0).columns["x"], expected(before))
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.8])
+def test_a_bug_hits_about_the_chosen_share_of_users(fraction):
+    before = crowd(np.uint8, users=400)
+    share = touched(before, data.planted(before, "inverted", fraction, 0)).count(True) / 400
+    assert abs(share - fraction) < 4 * (fraction * (1 - fraction) / 400) ** 0.5
+
+
 def test_another_seed_hits_other_users_and_the_same_seed_the_same():
     before = crowd(np.uint8, users=40)
     hits = [touched(before, data.planted(before, "inverted", 0.5, seed)) for seed in (1, 1, 2)]
@@ -278,6 +308,156 @@ def test_a_bug_is_not_planted_on_a_selection():
     chosen = crowd(np.uint8).select("some", examples=lambda user: user["y"] >= 0)
     with pytest.raises(DataError, match="whole population"):
         data.planted(chosen, "inverted", 0.5, 0)
+
+
+def hits_of(before, after):
+    """For every user, which of their examples have changed."""
+    changed = (before.columns["x"] != after.columns["x"]).any((1, 2, 3))
+    return [changed[start : start + count].tolist() for start, count in zip(before.starts, before.counts, strict=True)]
+
+
+@given(fraction=st.floats(0, 1), seed=st.integers(0, 99))
+def test_a_bug_hits_the_chosen_share_of_each_users_examples(fraction, seed):
+    before = crowd(np.uint8, users=30)
+    for hit in hits_of(before, data.planted(before, "inverted", fraction, seed, of="examples")):
+        assert abs(sum(hit) - fraction * len(hit)) < 1
+
+
+def test_users_with_one_example_are_hit_as_often_as_others():
+    x = np.random.default_rng(0).integers(0, 256, (2000, 1, 2, 2), np.uint8)
+    before = Population.from_arrays("ones", {"x": x}, np.ones(2000, int))
+    hit = hits_of(before, data.planted(before, "inverted", 0.3, 0, of="examples"))
+    assert np.mean(hit) == pytest.approx(0.3, abs=0.05)
+
+
+@given(kept=st.integers(1, 11), seed=st.integers(0, 99))
+def test_which_examples_are_hit_depends_on_no_other_user(kept, seed):
+    whole, other = crowd(np.uint8), crowd(np.uint8, seed=1)
+    rows = int(whole.starts[kept])
+    columns = {name: np.concatenate([whole.columns[name][:rows], other.columns[name]]) for name in ("x", "y")}
+    counts = np.concatenate([whole.counts[:kept], other.counts])
+    changed = Population.from_arrays("others", columns, counts)
+    hits = [
+        hits_of(before, data.planted(before, "inverted", 0.5, seed, of="examples"))[:kept]
+        for before in (whole, changed)
+    ]
+    assert hits[0] == hits[1]
+
+
+@pytest.mark.parametrize("of", ["users", "examples"])
+def test_a_mark_tells_the_users_with_the_bug_from_the_others(of):
+    before = crowd(np.uint8, users=40)
+    after = data.planted(before, "inverted", 0.4, 3, of=of, mark="version")
+    for hit, start in zip(hits_of(before, after), before.starts, strict=True):
+        marks = after.columns["version"][start : start + len(hit)].tolist()
+        assert marks == [int(any(hit))] * len(hit)
+    assert set(after.columns["version"].tolist()) == {0, 1}
+    assert "version" not in before.columns
+
+
+def test_a_mark_does_not_overwrite_a_column():
+    with pytest.raises(DataError, match="no column named 'y' yet"):
+        data.planted(crowd(np.uint8), "inverted", 0.5, 0, mark="y")
+
+
+@pytest.mark.parametrize("of", ["users", "examples"])
+def test_swapped_labels_leave_the_images_alone(of):
+    before = crowd(np.uint8, users=40)
+    last = len(before.columns["y"]) - 1
+    after = data.planted(before, "swapped-labels", 0.5, 0, of=of, mark="version", classes=last + 1)
+    swapped = np.where((np.arange(last + 1) ^ 1) <= last, np.arange(last + 1) ^ 1, np.arange(last + 1))
+    changed = after.columns["y"] != before.columns["y"]
+    np.testing.assert_array_equal(after.columns["y"][changed], swapped[changed])
+    assert 0.3 < changed.mean() < 0.7
+    assert not changed[after.columns["version"] == 0].any()
+    assert after.columns["x"] is before.columns["x"]
+    np.testing.assert_array_equal(before.columns["y"], np.arange(last + 1))
+
+
+def test_swapped_labels_need_labels():
+    with pytest.raises(DataError, match="Expected a column 'y', found x"):
+        data.planted(crowd(np.uint8).only("x"), "swapped-labels", 0.5, 0)
+
+
+FOREIGN = f"""
+import torch
+seen = []
+def halved(x):
+    "Half the contrast."
+    seen.append(len(x))
+    return x / 2
+def in_place(x): return x.neg_()
+def loud(x): return 7 * x
+def doubled(x): return (x / 2).double()
+def cropped(x): return x[..., 1:]
+def fewer(x): return x[1:]
+def whole(x): return (127 * x).int()
+def array(x): return x.numpy()
+def broken(x): return x / 0
+def failing(x): raise RuntimeError("{LOUD} of {SECRET}")
+"""
+
+
+@pytest.fixture
+def foreign(tmp_path, monkeypatch):
+    """Somebody else's transforms, in a module of their own."""
+    (tmp_path / "foreign_bugs.py").write_text(FOREIGN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(__import__("sys").modules, "foreign_bugs", raising=False)
+    return lambda name, before, **options: data.planted(before, f"foreign_bugs:{name}", 1.0, 0, **options)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32])
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("halved", lambda x: x / 2),
+        ("doubled", lambda x: x / 2),
+        ("in_place", lambda x: -x),
+        ("loud", lambda x: np.clip(7 * x, -1, 1)),
+    ],
+)
+def test_somebody_elses_transform_is_planted_within_the_range_of_pixels(foreign, dtype, name, expected):
+    before, untouched = crowd(dtype), crowd(dtype)
+    after = foreign(name, before).columns["x"]
+    wanted = expected(untouched.columns["x"] / 127.5 - 1 if dtype == np.uint8 else untouched.columns["x"])
+    wanted = (wanted + 1) * 127.5 if dtype == np.uint8 else wanted
+    np.testing.assert_allclose(after, wanted, atol=0.51 if dtype == np.uint8 else 1e-6)
+    np.testing.assert_array_equal(before.columns["x"], untouched.columns["x"])
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("cropped", "same shape"),
+        ("fewer", "same shape"),
+        ("whole", "tensor of floats"),
+        ("array", "tensor of floats"),
+        ("broken", "finite pixels"),
+        ("failing", "failed with RuntimeError"),
+    ],
+)
+def test_a_transform_that_breaks_the_images_is_named_and_nothing_is_quoted(foreign, name, told):
+    with pytest.raises(DataError, match=f"Expected foreign_bugs:{name} .*{told}") as caught:
+        foreign(name, crowd(np.float32))
+    assert str(SECRET) not in str(caught.value)
+    assert "123.4" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_user_with_very_many_images_is_changed_bit_by_bit(foreign):
+    import foreign_bugs
+
+    x = np.zeros((300_000, 1, 4, 4), np.float32)
+    before = Population.from_arrays("one", {"x": x}, np.array([len(x)]))
+    tracemalloc.start()
+    after = foreign("halved", before)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert after.columns["x"].shape == x.shape
+    assert sum(foreign_bugs.seen) == len(x)
+    assert max(foreign_bugs.seen) <= 4096
+    assert most < 1.5 * x.nbytes
 
 
 # Checks

@@ -41,8 +41,9 @@ MUTATIONS = {
     ),
     "the constant divisor": (
         "simulation.py",
-        "return self._released(total, query)",
-        "return trees.scaled(self._released(total, query), self._plan.expected_contributors / max(1, len(cohort)))",
+        "return self._released(self._bounded_sum(question), question.name)",
+        "return trees.scaled(self._released(self._bounded_sum(question), question.name),"
+        " self._plan.expected_contributors / max(1, len(question.cohort)))",
         "test_simulation.py::test_the_divisor_is_the_promised_constant_not_the_cohort",
     ),
     "the charge": (

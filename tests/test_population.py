@@ -266,3 +266,39 @@ def test_repr_reveals_names_and_nothing_else(toy):
     )
     assert repr(toy) == repr(bigger) == str(bigger)
     assert not any(character.isdigit() for character in repr(toy))
+
+
+# Columns
+
+
+def test_only_some_columns_are_kept_and_the_units_stay_the_same(toy):
+    only = toy.only("y")
+    assert sorted(only.columns) == ["y"]
+    assert held(only) == held(toy)
+    assert sorted(toy.columns) == ["x", "y"]
+
+
+def test_a_column_that_is_not_there_is_named_beside_those_that_are(toy):
+    with pytest.raises(DataError, match="Expected a column 'hue', found x, y") as caught:
+        toy.only("x", "hue")
+    assert str(SECRET) not in str(caught.value)
+
+
+def test_a_verdict_sees_the_columns_it_is_shown_and_the_others_are_kept(toy):
+    seen = []
+
+    def verdict(user):
+        seen.append(sorted(user))
+        return len(user["y"]) > 1
+
+    chosen = toy.select("some", users=verdict, shown=("y",))
+    assert set(map(tuple, seen)) == {("y",)}
+    assert sorted(chosen.columns) == ["x", "y"]
+    assert held(chosen) == [[0, 1, 2], [4, 5, 6, 7, 8, 9]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_verdicts_on_mapped_files_get_tensors_of_their_own(folder, toy):
+    """A verdict that writes into what it sees must neither fail nor reach the file."""
+    chosen = Population.open(folder).select("all", users=lambda user: bool(user["y"].zero_().sum() == 0))
+    assert held(chosen) == held(toy)

@@ -3,13 +3,14 @@
 import dataclasses
 import os
 import pathlib
+import re
 
 import numpy as np
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 
-from fedlens import templates
-from fedlens.ledger import guarantee
+from fedlens import planning, templates
+from fedlens.ledger import Budget, Ledger, guarantee
 from fedlens.privacy import Everyone, L2Clip, Poisson, UpdateAndBit, accounting
 from fedlens.recipes import Recipe, RecipeError, to_toml
 from fedlens.runs import Run
@@ -48,6 +49,15 @@ def privacy(**changes):
 
 def selections(left, right):
     return text(selections__low=left, selections__high=right)
+
+
+def by_version(low, high, other="version"):
+    return text(
+        data='source = "npz"\npath = "x.npz"\nattributes = ["version", "release"]',
+        primary='model = "cnn.safetensors"',
+        selections__low=f'by = "attribute"\nattribute = "version"\nvalues = {low}',
+        selections__high=f'by = "attribute"\nattribute = "{other}"\nvalues = {high}',
+    )
 
 
 def cost(recipe, names=None):
@@ -93,6 +103,8 @@ def test_all_problems_are_named_at_once_with_the_allowed_names():
         ("primary.hue=1", "primary.hue", "epochs", "deal_to"),
         ("primary.public.hue=1", "primary.public.hue", "images", "epochs"),
         ("selections.low.hue=1", "selections.low.hue", "at_least", "selections"),
+        ("selections.low.below={quantile = 0.5, hue = 1}", "selections.low.below.hue", "quantile", "below"),
+        ("data.bug={kind = 'inverted', hue = 1}", "data.bug.hue", "mark", "attributes"),
         ("model.hue=1", "model.hue", "critic_widths", "local_steps"),
         ("training.generator.hue=1", "training.generator.hue", "beta1", "local_steps"),
     ],
@@ -116,6 +128,50 @@ def test_an_unknown_name_is_answered_with_the_names_of_its_own_table(override, p
         (text(privacy=privacy(users="41")), "users=41 exceeds population=40"),
         (text(selections__low='by = "accuracy"\nat_least = 0.7\nbelow = 0.2'), "expected at_least=0.7 < below=0.2"),
         (text(selections__low='by = "accuracy"\nat_least = 0.7\nbelow = 0.7'), "expected at_least=0.7 < below=0.7"),
+        (
+            text(selections__low='by = "accuracy"\nat_least = { quantile = 0.7 }\nbelow = { quantile = 0.7 }'),
+            "expected at_least=quantile 0.7 < below=quantile 0.7",
+        ),
+        (text(selections__low='by = "accuracy"\nbelow = { quantile = 1.0 }'), "selections.low.below.quantile: "),
+        (text(selections__low='by = "accuracy"\nbelow = {}'), "selections.low.below.quantile: missing"),
+        (text(selections__low='by = "accuracy"\nbelow = 1.5'), "selections.low.below: input should be less than"),
+        (
+            text(selections__low='by = "accuracy"\nbelow = "low"'),
+            "selections.low.below: input should be a valid number",
+        ),
+        (
+            text(selections__low='by = "wrong"\nbelow = { quantile = 0.5 }'),
+            "at_least and below go with by = 'accuracy'",
+        ),
+        (text(selections__low='by = "class"'), "classes goes with by = 'class', which needs it"),
+        (text(selections__low='by = "class"\nclasses = []'), "selections.low.classes: "),
+        (text(selections__low='by = "class"\nclasses = [-1]'), "selections.low.classes.0: "),
+        (text(selections__low='by = "wrong"\nclasses = [1]'), "classes goes with by = 'class', which needs it"),
+        (text(selections__low='by = "attribute"\nattribute = "a"'), "attribute and values go with by = 'attribute'"),
+        (text(selections__low='by = "attribute"\nvalues = [1]'), "attribute and values go with by = 'attribute'"),
+        (text(selections__low='by = "everyone"\nvalues = [1]'), "attribute and values go with by = 'attribute'"),
+        (
+            text(selections__low='by = "attribute"\nattribute = "hsf"\nvalues = [1]'),
+            "selection low: data.attributes does not name 'hsf'",
+        ),
+        (
+            text(selections__low=None, selections__thresholds='by = "right"'),
+            "another name for the selection thresholds",
+        ),
+        (text(data='source = "digits"\nattributes = ["hsf"]'), "attributes goes with source npz or population"),
+        (text(data='source = "npz"\npath = "x"\nattributes = ["y"]'), "data.attributes.0: expected a column's name"),
+        (text(data='source = "npz"\npath = "x"\nattributes = ["a b"]'), "data.attributes.0: expected a column's name"),
+        (text(data='source = "npz"\npath = "x"\nattributes = ["a", "a"]'), "attributes names a column twice"),
+        (
+            text(data='source = "npz"\npath = "x"\nattributes = ["a"]\nbug = { kind = "inverted", mark = "a" }'),
+            "bug.mark='a' is one of the attributes already",
+        ),
+        (text(data='source = "digits"\nbug = { kind = "inverted", mark = "x" }'), "data.bug.mark: expected a column"),
+        (text(data='source = "digits"\nbug = { kind = "inverted", seed = -1 }'), "data.bug.seed: "),
+        (
+            text(data='source = "digits"\nbug = { kind = "no.such:thing" }'),
+            "data.bug.kind: expected a function 'thing'",
+        ),
         (text(selections__low='by = "accuracy"'), "at_least and below go with by = 'accuracy', which needs one"),
         (text(selections__low='by = "wrong"\nbelow = 0.5'), "at_least and below go with by = 'accuracy'"),
         (text(selections__more='by = "everyone"'), "expected one or two selections, got 3"),
@@ -146,6 +202,68 @@ def test_example_level_privacy_is_refused_where_one_example_decides_about_the_us
     """One example more may flip the verdict on its user, and with it move all the user's other examples."""
     written = text(selections__low=chosen, selections__high=None, privacy=privacy(unit='"example"'))
     assert "example" in "\n".join(problems(written))
+
+
+def test_one_mistake_in_a_threshold_is_one_line():
+    assert len(problems(text(selections__low='by = "accuracy"\nbelow = 1.5'))) == 1
+    assert len(problems(text(selections__low='by = "accuracy"\nbelow = { quantile = 2.0 }'))) == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "refused"),
+    [
+        ('by = "accuracy"\nbelow = { quantile = 0.5 }', True),
+        ('by = "attribute"\nattribute = "version"\nvalues = [1]', True),
+        ('by = "class"\nclasses = [1]\nminimum_examples = 2', True),
+        ('by = "class"\nclasses = [1]\nminimum_examples = 1', False),
+    ],
+)
+def test_with_example_level_privacy_an_example_decides_about_itself_alone(chosen, refused):
+    written = text(
+        data='source = "digits"\nbug = { kind = "inverted", mark = "version" }',
+        selections__low=chosen,
+        selections__high=None,
+        privacy=privacy(unit='"example"'),
+    )
+    if refused:
+        assert "one example would decide about its user's others" in "\n".join(problems(written))
+    else:
+        assert Recipe.parsed(written).privacy.unit == "example"
+
+
+@pytest.mark.parametrize("sampling", ['"balanced"\ngroups = 2', '"fixed-size"\nsize = 5'])
+@pytest.mark.parametrize("chosen", ['by = "class"\nclasses = [1]', 'by = "attribute"\nattribute = "v"\nvalues = [1]'])
+def test_samplers_that_need_public_numbers_are_refused_for_the_new_selections_too(chosen, sampling):
+    data = 'source = "digits"\nbug = { kind = "inverted", mark = "v" }'
+    written = text(data=data, selections__low=chosen, selections__high=None, privacy=privacy(sampling=sampling))
+    assert "selection low with" in "\n".join(problems(written))
+
+
+def test_classes_and_attributes_need_no_primary_model():
+    written = text(
+        data='source = "npz"\npath = "x.npz"\nattributes = ["hsf"]',
+        primary=None,
+        selections__low='by = "attribute"\nattribute = "hsf"\nvalues = [0]',
+        selections__high='by = "class"\nclasses = [3]',
+    )
+    recipe = Recipe.parsed(written)
+    assert recipe.reads_labels
+    assert not recipe.asks_primary
+
+
+@pytest.mark.parametrize(
+    ("changes", "reads"),
+    [
+        ({}, False),
+        ({"data": 'source = "digits"\nbug = { kind = "inverted" }'}, False),
+        ({"data": 'source = "digits"\nbug = { kind = "swapped-labels", classes = 10 }'}, True),
+        ({"selections__low": 'by = "class"\nclasses = [1]'}, True),
+        ({"primary": "epochs = 1"}, True),
+    ],
+)
+def test_labels_are_read_where_something_needs_them(changes, reads):
+    everyone = {"primary": None, "selections__low": 'by = "everyone"', "selections__high": None}
+    assert Recipe.parsed(text(**everyone | changes)).reads_labels == reads
 
 
 def test_what_is_not_toml_is_refused_with_the_line():
@@ -230,6 +348,22 @@ def test_every_recipe_of_the_package_parses_and_survives_being_written(path):
     assert again.digest == recipe.digest
 
 
+def test_a_recipe_with_all_the_new_settings_survives_being_written():
+    recipe = Recipe.parsed(
+        text(
+            data='source = "npz"\npath = "x.npz"\nattributes = ["hsf", "version"]\n'
+            'bug = { kind = "rotated-90", of = "examples", seed = 3, mark = "release" }',
+            primary='model = "cnn.safetensors"',
+            selections__low='by = "accuracy"\nat_least = 0.1\nbelow = { quantile = 0.25 }',
+            selections__high='by = "attribute"\nattribute = "hsf"\nvalues = [-1, 4]',
+        )
+    )
+    again = Recipe.parsed(to_toml(recipe))
+    assert again == recipe
+    assert again.digest == recipe.digest
+    assert again.selections["low"].below.quantile == 0.25
+
+
 @pytest.mark.parametrize("name", ["café.npz", "a 'b' \"c\".npz", "back\\slash.npz", "tab\there.npz", "\U0001f600.npz"])
 def test_a_written_recipe_keeps_every_letter_of_a_path(name):
     recipe = Recipe.parsed(text(data='source = "npz"\npath = "x.npz"', primary='model = "cnn.safetensors"'))
@@ -277,6 +411,32 @@ def test_a_template_keeps_every_letter_of_its_paths(name):
 def test_the_promise_of_every_template_is_the_epsilon_it_names(task):
     recipe = Recipe.parsed(templates.recipe(task, "data.npz", "cnn.safetensors"))
     assert 0.99 * recipe.privacy.epsilon < cost(recipe) <= recipe.privacy.epsilon
+
+
+@pytest.mark.parametrize("task", ["T1", "T2", "T4"])
+def test_what_a_template_shows_as_comments_can_be_used(task):
+    """Every commented line, uncommented; the selections shown as an alternative take the place of the others."""
+    written = templates.recipe(task, "data.npz", "cnn.safetensors")
+    head, *tables = re.split(r"\n(?=(?:# )?\[)", re.sub(r"^# fedlens.*\n", "", written, flags=re.M))
+    shown = [re.sub(r"^# ", "", table, flags=re.M) for table in tables if table.startswith("# [")]
+    kept = [re.sub(r"^# ", "", table, flags=re.M) for table in tables if not table.startswith("# [")]
+    assert any(table.startswith("[data.bug]") for table in shown)
+    if any(table.startswith("[selections") for table in shown):
+        kept = [table for table in kept if not table.startswith("[selections")]
+    recipe = Recipe.parsed("\n".join([head, *kept, *shown]))
+    assert recipe.data.bug.mark == "release"
+    assert recipe.data.attributes == ("version",)
+    if task == "T1":
+        assert {rule for rule, _ in recipe.partition().values()} == {"attribute"}
+
+
+def test_the_template_of_weak_users_shows_quantiles():
+    written = templates.recipe("T4", "data.npz", "cnn.safetensors")
+    for constant, quantile in re.findall(r"= (0\.\d+) .*or (\{ quantile = .*? \})", written):
+        written = written.replace(f"= {constant} ", f"= {quantile} ", 1)
+    recipe = Recipe.parsed(written)
+    assert recipe.quantiles == [0.25, 0.75]
+    assert cost(recipe) <= recipe.privacy.epsilon
 
 
 def test_a_template_of_an_unknown_task_names_the_known_ones():
@@ -330,8 +490,19 @@ def test_groups_by_disjoint_accuracies_cost_as_much_as_the_dearer_one():
         selections('by = "accuracy"\nbelow = 0.6', 'by = "accuracy"\nat_least = 0.5'),
         selections('by = "accuracy"\nbelow = 0.6', 'by = "everyone"'),
         selections('by = "everyone"', 'by = "right"'),
+        selections('by = "class"\nclasses = [1]', 'by = "class"\nclasses = [2]'),
+        by_version("[0]", "[0, 1]"),
+        by_version("[0]", "[1]", other="release"),
     ],
-    ids=["right and wrong", "overlapping accuracies", "low and everyone", "everyone and right"],
+    ids=[
+        "right and wrong",
+        "overlapping accuracies",
+        "low and everyone",
+        "everyone and right",
+        "two classes",
+        "overlapping values",
+        "two attributes",
+    ],
 )
 def test_groups_that_may_share_users_cost_their_sum_and_still_meet_the_target(written):
     recipe = Recipe.parsed(written)
@@ -340,6 +511,107 @@ def test_groups_that_may_share_users_cost_their_sum_and_still_meet_the_target(wr
     assert 0.99 * 8.0 < cost(recipe) <= 8.0
     assert cost(recipe, {"low"}) < 0.8 * 8.0
     assert train.releases == 3
+
+
+def test_groups_by_disjoint_values_of_one_attribute_cost_as_much_as_the_dearer_one():
+    recipe = Recipe.parsed(by_version("[0]", "[1, 2]"))
+    assert cost(recipe) == cost(recipe, {"low"}) == cost(recipe, {"high"})
+    assert 0.99 * 8.0 < cost(recipe) <= 8.0
+
+
+QUANTILES = selections(
+    'by = "accuracy"\nbelow = { quantile = 0.25 }', 'by = "accuracy"\nat_least = { quantile = 0.75 }'
+)
+
+
+def test_learnt_thresholds_are_paid_once_by_everybody_and_the_target_is_met():
+    recipe = Recipe.parsed(QUANTILES)
+    count, train = recipe.plans
+    whole = accounting.epsilon([recipe.threshold_plan, count, train], 1e-5)
+    assert cost(recipe) == pytest.approx(whole, rel=1e-9)
+    assert 0.99 * 8.0 < cost(recipe) <= 8.0
+    assert train.noise_multiplier > Recipe.parsed(text()).plans[1].noise_multiplier
+
+
+def test_where_users_are_replaced_both_groups_and_the_thresholds_add_up():
+    recipe = Recipe.parsed(QUANTILES, ["privacy.neighbours=replace-one"])
+    whole = accounting.epsilon([recipe.threshold_plan, *recipe.plans, *recipe.plans], 1e-5)
+    assert cost(recipe) == pytest.approx(whole, rel=1e-9)
+    assert 0.99 * 8.0 < cost(recipe) <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "apart"),
+    [
+        ("below = { quantile = 0.5 }", "at_least = { quantile = 0.5 }", True),
+        ("below = { quantile = 0.6 }", "at_least = { quantile = 0.5 }", False),
+        ("below = 0.3", "at_least = { quantile = 0.5 }", False),
+        ("below = { quantile = 0.3 }", "at_least = 0.9", False),
+        ("below = { quantile = 0.3 }", "below = { quantile = 0.2 }", False),
+        ("at_least = { quantile = 0.5 }", "at_least = 0.2\nbelow = { quantile = 0.5 }", True),
+    ],
+)
+def test_learnt_thresholds_put_users_apart_where_their_quantiles_do(low, high, apart):
+    recipe = Recipe.parsed(selections(f'by = "accuracy"\n{low}', f'by = "accuracy"\n{high}'))
+    assert (len({rule for rule, _ in recipe.partition().values()}) == 1) == apart
+    models = 1 if apart else 2
+    assert cost(recipe) == pytest.approx(accounting.epsilon([recipe.threshold_plan, *recipe.plans * models], 1e-5))
+
+
+def test_the_thresholds_have_an_account_a_stage_and_a_partition_of_their_own():
+    recipe = Recipe.parsed(QUANTILES, ["privacy.threshold_noise=7.0"])
+    (item,) = [item for item in recipe.items("run", simulated=False) if item.stage == "thresholds"]
+    assert (item.account.run, item.account.partition) == ("run/thresholds", "run: thresholds")
+    assert (item.plan.noise_multiplier, item.plan.releases, item.plan.sampling) == (7.0, 1, Everyone())
+    assert len(recipe.items("run", simulated=False)) == 5
+    assert recipe.spendings("run")[-1].account == item.account
+
+
+def test_a_recipe_without_quantiles_learns_nothing():
+    recipe = Recipe.parsed(text())
+    assert (recipe.threshold_plan, recipe.learning(), recipe.quantiles) == (None, [], [])
+    assert {item.stage for item in recipe.items("run", simulated=False)} == {"count", "train"}
+
+
+@pytest.mark.parametrize("neighbours", ["add/remove", "replace-one"])
+@pytest.mark.parametrize("written", [QUANTILES, text()], ids=["quantiles", "constants"])
+def test_what_the_ledger_would_hold_is_what_the_recipe_forecasts(written, neighbours):
+    recipe = Recipe.parsed(written, [f"privacy.neighbours={neighbours}"])
+    book = Ledger()
+    book.reserve(recipe.items("run", simulated=False))
+    standing = book.standing(recipe.population, (recipe.privacy.unit, recipe.privacy.neighbours), 1e-5)
+    assert standing.promised.epsilon == pytest.approx(cost(recipe), rel=1e-9)
+    assert recipe.guarantee(recipe.spendings()).epsilon == cost(recipe)
+
+
+def test_the_release_of_thresholds_is_not_called_a_model():
+    recipe = Recipe.parsed(QUANTILES)
+    told = recipe.guarantee(recipe.spendings()).composition
+    assert "2 models on groups that share no user" in told
+    assert "one release of thresholds" in told
+
+
+def test_a_forecast_tells_what_the_thresholds_cost():
+    seen = planning.forecast(Recipe.parsed(QUANTILES), None)
+    assert "a noisy histogram of accuracies (standard deviation 4 users in a bin)" in seen.text()
+    assert seen.to_dict()["thresholds"]["noise_multiplier"] == 4.0
+    assert seen.alone.epsilon == seen.joint.epsilon <= 8.0
+    plain = planning.forecast(Recipe.parsed(text()), None)
+    assert "histogram" not in plain.text()
+    assert plain.to_dict()["thresholds"] is None
+
+
+def test_what_would_fit_instead_counts_the_thresholds_too():
+    recipe = Recipe.parsed(QUANTILES)
+    book = Ledger()
+    book.set_budget(Budget(population=recipe.population, epsilon=5.0, delta=1e-5))
+    found = planning.forecast(recipe, book)
+    assert not found.fits
+    assert found.alternatives
+    for alternative in found.alternatives:
+        fresh = Ledger()
+        fresh.set_budget(book.budget(recipe.population))
+        fresh.reserve(recipe.changed(alternative.sets).items("run", simulated=False))  # or it would raise
 
 
 def test_groups_that_may_share_users_need_more_noise_for_the_same_target():

@@ -1,5 +1,7 @@
+import base64
 import dataclasses
 import errno
+import hashlib
 import importlib.resources
 import io
 import json
@@ -13,7 +15,7 @@ import torch
 from PIL import Image
 
 from fedlens.inspection import pictures
-from fedlens.inspection.report import Finding, Picture, Report
+from fedlens.inspection.report import Chart, Finding, Picture, Report, averages
 from fedlens.privacy import Guarantee
 
 GUARANTEE = Guarantee(
@@ -24,7 +26,7 @@ HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'{{ 7 * 7 }}"
 
 def example(text: str = "word", **changes: object) -> Report:
     """A report with every part filled in, and `text` in every place that takes words."""
-    png = pictures.png_bytes(torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8))
+    images = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
     content = {
         "title": text,
         "findings": (
@@ -38,9 +40,16 @@ def example(text: str = "word", **changes: object) -> Report:
         ),
         "runs": ({"label": f"left {text}", text: text, "list": [text]}, {"label": f"right {text}", "rounds": 40}),
         "pictures": (
-            Picture(run=text, label=f"left {text}", file="samples/left.png", png=png),
-            Picture(run=text, label=f"right {text}", file="samples/right.png", png=png),
+            Picture.of(images, run=text, label=f"left {text}", file="samples/left.png"),
+            Picture.of(-images, run=text, label=f"right {text}", file="samples/right.png"),
         ),
+        "charts": (
+            Chart(title=text, lead=text, axis=text, categories=(text, "1"), left=(1, 2), right=(3, 4)),
+            Chart(title=text, lead=text, axis=text, edges=(0, 90, 180), left=(1, 2), right=(3, 4)),
+        ),
+        "means": averages(((text, f"left {text}", images), (text, f"right {text}", -images))),
+        "coverage": ({"summary": f"near {text}", "percent": 12.5}, {"summary": f"far {text}", "percent": None}),
+        "resolved": (Finding(kind=text, summary=f"settled {text}", score=0.9, severity="high"),),
         "numbers": (
             {"name": text, "left": 0.25, "right": 1234, "note": text},
             {"name": "AUC", "left": text, "right": None},
@@ -52,14 +61,30 @@ def example(text: str = "word", **changes: object) -> Report:
             "labels": [f"left {text}", f"right {text}"],
         },
         "hypotheses": (
-            {"kind": text, "summary": f"far {text}", "distance": 0.5},
-            {"kind": text, "summary": f"near {text}", "distance": 0.1},
-            {"kind": "none", "summary": "none of these", "distance": math.nan},
+            {"kind": text, "summary": f"far {text}", "distance": 0.5, "score": 0.1, "named": False},
+            {"kind": text, "summary": f"near {text}", "distance": 0.1, "score": 0.8, "named": True},
+            {"kind": "none", "summary": "none of these", "distance": math.nan, "score": 0.0, "named": False},
         ),
         "warnings": (f"warned {text}",),
         "provenance": {text: text, "recipe": f"task = 1\n{text}"},
     }
     return Report(**content | changes)
+
+
+def rounds(numbers: range, *, count: int = 64, side: int = 28, classes: int = 10) -> tuple[Picture, ...]:
+    """Noise, which compresses worst, of two sides at every round; tile i of round r is of class (i + r) % classes."""
+    return tuple(
+        Picture.of(
+            torch.rand(count, 1, side, side) * 2 - 1,
+            run="run",
+            label=f"{name} word",
+            file=f"samples/{name}-{number}.png",
+            round=number,
+            classes=[(tile + number) % classes for tile in range(count)],
+        )
+        for name in ("left", "right")
+        for number in numbers
+    )
 
 
 def names(folder) -> set[str]:
@@ -76,17 +101,29 @@ def test_json_is_strict_and_complete():
     assert content["guarantee"]["epsilon"] == content["runs"][0]["epsilon"] == "infinity"
     assert content["runs"][0]["sizes"] == [0, 1]
     assert content["numbers"] == [{"name": "diverged", "left": "nan", "right": "-infinity", "note": 0.5}]
-    assert content["images"][0] == {"run": "word", "label": "left word", "file": "samples/left.png"}
+    assert content["images"][0] == {"run": "word", "label": "left word", "file": "samples/left.png", "round": None}
+    assert content["means"][2]["label"] == "difference"
+    assert content["charts"][0]["categories"] == ["word", "1"]
+    assert content["resolved"][0]["summary"] == "settled word"
+    assert content["coverage"][1] == {"summary": "far word", "percent": None}
     assert content["created"].endswith("+00:00")
     assert content.keys() == {
         *("title", "created", "findings", "guarantee", "runs", "images", "numbers"),
-        *("histogram", "hypotheses", "warnings", "provenance"),
+        *("histogram", "hypotheses", "warnings", "provenance", "charts", "means", "coverage", "resolved"),
     }
+
+
+def test_histogram_of_json_is_filled_from_the_charts():
+    assert example().to_dict()["histogram"]["left"] == [1, 3]
+    labels = ["left word", "right word"]
+    filled = {"edges": [0, 90, 180], "left": [1, 2], "right": [3, 4], "labels": labels}
+    assert example(histogram=None).to_dict()["histogram"] == filled
+    assert example(histogram=None, charts=()).to_dict()["histogram"] is None
 
 
 def test_nothing_generated_becomes_markup():
     page = example(HOSTILE).html()
-    assert "<script" not in page
+    assert page.count("<script") == 1
     assert "<img src=x" not in page
     assert "{{ 7 * 7 }}" in page  # generated text is never a template
     # Every tag and attribute comes from the template: words change text only.
@@ -97,10 +134,20 @@ def test_nothing_generated_becomes_markup():
 
 def test_page_needs_nothing_but_itself():
     page = example().html()
-    assert not re.search(r"https?:|//[a-z]|url\(|@import|<link|<iframe|<script", page)
+    assert not re.search(r"https?:|//[a-z]|url\(|@import|<link|<iframe|<script ", page)
     assert page.index("Content-Security-Policy") < page.index("<style")
     assert "default-src 'none'; img-src data:; style-src 'unsafe-inline'" in page
-    assert page.count("data:image/png;base64,") == 2
+    assert page.count("data:image/png;base64,") == 5
+
+
+def test_policy_lets_only_this_script_run_whatever_the_words():
+    for text in ("word", HOSTILE):
+        page = example(text).html()
+        (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"script-src 'sha256-{digest}';" in page
+        assert text not in script
+    assert "<script" not in example(pictures=()).html()
 
 
 def test_template_travels_with_the_package():
@@ -115,13 +162,86 @@ def test_page_stays_under_three_megabytes():
     assert page.count("too large to show here") == 2
 
 
+def test_ten_rounds_of_noise_fit():
+    page = example(pictures=rounds(range(10, 101, 10))).html()
+    assert len(page.encode()) < 3_000_000
+    assert page.count("Synthetic images of") == 20
+    assert "leaves out" not in page
+
+
+def test_rounds_in_the_middle_are_left_out_first():
+    shown = rounds(range(10, 101, 10), side=50)
+    report = example(pictures=shown)
+    page = report.html()
+    assert len(page.encode()) < 3_000_000
+    kept = [int(number) for number in re.findall(r'data-round="(\d+)"', page)]
+    assert kept == kept[: len(kept) // 2] * 2  # the same on both sides
+    assert {10, 100} < set(kept)
+    missing = sorted(set(range(10, 101, 10)) - set(kept))
+    assert f"it leaves out rounds\n{', '.join(map(str, missing))}." in page
+    assert len(report.to_dict()["images"]) == 20  # all of them lie beside the page
+
+
+def test_one_round_is_shown_where_two_have_no_room(monkeypatch):
+    shown = rounds(range(10, 31, 10), count=2, side=8)
+    room = len(pictures.data_uri(shown[2].png)) + len(pictures.data_uri(shown[5].png))
+    means = sum(len(pictures.data_uri(mean.png)) for mean in example().means)
+    monkeypatch.setattr("fedlens.inspection.report.PICTURE_CHARACTERS", means + room)
+    page = example(pictures=shown).html()
+    assert re.findall(r'data-round="(\d+)"', page) == ["30", "30"]
+    assert "leaves out rounds\n10, 20." in page
+
+
 def test_order_of_the_page():
     page = example().html()
-    ids = ["findings", "pictures", "histogram", "hypotheses", "numbers", "privacy", "provenance"]
+    ids = ["findings", "pictures", "means", "charts", "hypotheses", "numbers", "privacy", "provenance"]
     assert re.findall(r'<section[^>]* id="(\w+)"', page) == ids
-    assert page.index("first word") < page.index("second word") < page.index(example().guarantee.headline)
+    assert page.index("first word") < page.index("second word") < page.index("settled word")
+    assert page.index("settled word") < page.index(example().guarantee.headline)
     assert page.index("near word") < page.index("far word") < page.index("none of these")
-    assert '<li class="best">' in page.split("near word")[0]
+
+
+def test_the_named_fault_and_the_runner_up_are_marked():
+    rows = re.findall(
+        r"<li class=\"(best|runner-up)\">.*?<span>(.*?) <span class=\"chip\">(.*?)<", example().html(), re.S
+    )
+    assert rows == [("best", "near word", "named"), ("runner-up", "far word", "runner-up")]
+    assert "No known fault" not in example().html()
+
+
+def test_a_difference_that_no_known_fault_explains():
+    rows = [row | {"named": row["kind"] == "none"} for row in example().hypotheses]
+    page = example(hypotheses=tuple(rows)).html()
+    assert page.count("No known fault explains the difference well enough.") == 1
+    assert '<span class="chip">named' not in page
+    assert re.search(r'<li class="best">\s*<div class="row"><span>none of these</span>', page)
+
+
+def test_rows_without_a_verdict_are_ranked_without_one():
+    rows = tuple({"kind": k, "summary": k, "distance": d} for k, d in (("none", 0.5), ("inverted", 0.1)))
+    page = example(hypotheses=rows).html()
+    assert 'inverted <span class="chip">closest</span>' in page
+    assert "No known fault" not in page
+
+
+def test_what_would_be_missed():
+    page = example().html()
+    assert page.index("What would explain it") < page.index("What would be missed") < page.index("fewer than 12.5%")
+    assert ">any share<" in page
+    line = "coverage: near word on fewer than 12.5% of the group's users would likely be missed"
+    assert line in example().text()
+    assert "coverage" not in example(hypotheses=()).text()
+    assert "What would be missed" not in example(coverage=()).html()
+
+
+def test_a_finding_that_is_resolved():
+    assert "[resolved] settled word (word)" in example().text()
+    assert "Finding resolved" not in example().html()
+    report = example(findings=())
+    assert report.text().startswith("word\n\nFinding resolved.\n[resolved] settled word (word)")
+    body = report.html().split("<body>")[1]
+    assert body.index("Finding resolved.") < body.index("settled word")
+    assert "Nothing to report" not in body
 
 
 def test_a_guarantee_that_protects_nobody_is_announced_first():
@@ -132,7 +252,7 @@ def test_a_guarantee_that_protects_nobody_is_announced_first():
 
 
 def test_nothing_found():
-    report = example(findings=())
+    report = example(findings=(), resolved=())
     assert "Nothing to report: the two groups look alike." in report.html()
     assert "warned word" in report.html()
     assert "No finding.\nwarning: warned word" in report.text()
@@ -141,11 +261,14 @@ def test_nothing_found():
 def test_one_run_alone():
     whole = example()
     histogram = {"edges": [0, 1], "left": [3], "right": None, "labels": ["left word"]}
-    report = example(findings=(), runs=whole.runs[:1], pictures=whole.pictures[:1], histogram=histogram, hypotheses=())
+    alone = {name: getattr(whole, name)[:1] for name in ("runs", "pictures", "means")}
+    report = example(findings=(), resolved=(), charts=(), histogram=histogram, hypotheses=(), **alone)
     assert report.sides == ("left word",)
     assert "Nothing to report." in report.html()
     assert "1,234" not in report.html()
     assert "1,234" not in report.text()
+    assert "both models" not in report.html()
+    assert "joint over both models" in whole.html()
 
 
 def test_the_smallest_report():
@@ -166,14 +289,16 @@ def test_text_is_aligned_and_obeys_no_escape():
 
 def test_save_writes_everything(tmp_path):
     example("\ud800").save(tmp_path / "run")
-    assert names(tmp_path / "run") == {"report.json", "report.html", "samples/left.png", "samples/right.png"}
+    assert names(tmp_path / "run") == {"report.json", "report.html"} | {
+        f"samples/{name}.png" for name in ("left", "right", "mean-left", "mean-right", "mean-difference")
+    }
     content = json.loads((tmp_path / "run/report.json").read_text())
     for image in content["images"]:
         assert Image.open(tmp_path / "run" / image["file"]).format == "PNG"
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-@pytest.mark.parametrize("survivors", range(4))
+@pytest.mark.parametrize("survivors", range(7))
 def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch, call, survivors):
     example("old").save(tmp_path)
     old, page = names(tmp_path), (tmp_path / "report.html").read_text()
@@ -215,6 +340,58 @@ def test_pictures_overwrite_nothing(file):
     one, other = (Picture(run="r", label="l", file=name, png=b"") for name in ("samples/left.png", file))
     with pytest.raises(ValueError, match="a file of its own"):
         example(pictures=(one, other))
+
+
+def test_picture_has_a_class_for_each_image_or_none():
+    images = torch.zeros(3, 1, 8, 8)
+    assert Picture.of(images, run="r", label="l", file="x.png", classes=torch.tensor([1, 0, 1])).classes == (1, 0, 1)
+    with pytest.raises(ValueError, match="one class for each image"):
+        Picture.of(images, run="r", label="l", file="x.png", classes=[1, 2])
+    with pytest.raises(ValueError, match="columns=0"):
+        Picture(run="r", label="l", file="x.png", png=b"", columns=0)
+
+
+def test_averages_and_their_difference():
+    white, black = torch.ones(4, 1, 8, 8), -torch.ones(2, 1, 8, 8)
+    half = torch.cat([black[:1], white[:1]])
+    sides = (("a", "left", half), ("b", "right", black))
+    centres = [np.asarray(Image.open(io.BytesIO(picture.png)))[20, 20] for picture in averages(sides)]
+    assert centres == [128, 0, 128]
+    assert [picture.label for picture in averages(sides[:1])] == ["left"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"left": (1,)},
+        {"left": (1,), "edges": (0, 1), "categories": ("a",)},
+        {"left": (1, 2), "edges": (0, 1)},
+        {"left": (1,), "right": (1, 2), "categories": ("a",)},
+    ],
+)
+def test_chart_refuses_what_it_cannot_draw(content):
+    with pytest.raises(ValueError, match="Expected"):
+        Chart(title="t", **content)
+
+
+def test_bars_stand_side_by_side_in_shares():
+    top, (left, right) = pictures.bars([[1, 3], [8, 8]])
+    assert top == 0.8
+    corners = [[float(x) for x in re.findall(r"[MH]([\d.]+)", path)] for path in (left, right)]
+    assert corners == [[7, 25, 57, 75], [25, 43, 75, 93]]
+    assert [float(y) for y in re.findall(r"V([\d.]+)H", left)] == [100 - 25 / 0.8, 100 - 75 / 0.8]
+    with pytest.raises(ValueError, match="one count per category"):
+        pictures.bars([[1, 2], [1]])
+
+
+@pytest.mark.parametrize(
+    ("value", "figure"), [(0.005, "0.005"), (0.002, "0.002"), (0.00049, "0.00049"), (1.0, "1.000"), (12, "12")]
+)
+def test_small_p_values_stay_visible(value, figure):
+    report = Report(
+        title="t", findings=(), guarantee=GUARANTEE, numbers=({"name": "p", "left": value, "right": value},)
+    )
+    assert report.text().splitlines()[-1].split() == ["p", figure, figure]
 
 
 def test_severity_is_one_of_three():

@@ -18,10 +18,10 @@ import torch
 from safetensors import safe_open
 from toy_recipes import PAIR, TINY
 
-from fedlens import data, files, runs, tensorfiles
+from fedlens import data, files, preparation, runs, tensorfiles
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Model, Samples
-from fedlens.ledger import Ledger
+from fedlens.ledger import Budget, Ledger, guarantee
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.population import DataError
 from fedlens.recipes import Recipe, to_toml
@@ -118,11 +118,19 @@ def test_a_finished_folder_holds_everything_and_nothing_else(finished):
         "report.html",
         "report.json",
         "MANIFEST.json",
+        "beside.json",
         "all/count.json",
         "all/metrics.jsonl",
         "all/model.safetensors",
         "samples/all.safetensors",
-        f"samples/{finished.run.name}-all.png",
+        "all/rounds/000001.safetensors",
+        "all/rounds/000002.safetensors",
+        "all/rounds/000003.safetensors",
+        f"samples/{finished.run.name}-all-round-1.png",
+        f"samples/{finished.run.name}-all-round-2.png",
+        f"samples/{finished.run.name}-all-round-3.png",
+        f"samples/{finished.run.name}-all-round-4.png",
+        "samples/mean-left.png",
     }
 
 
@@ -186,8 +194,10 @@ def test_a_finished_run_is_not_run_again(finished):
 
 
 def test_the_pictures_of_the_report_are_in_the_folder(finished):
-    (image,) = json.loads((finished.folder / "report.json").read_text())["images"]
-    assert (finished.folder / image["file"]).read_bytes().startswith(b"\x89PNG")
+    images = json.loads((finished.folder / "report.json").read_text())["images"]
+    assert [image["round"] for image in images] == [1, 2, 3, 4]
+    for image in images:
+        assert (finished.folder / image["file"]).read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_pair_of_models_is_compared_at_their_joint_price(tmp_path):
@@ -518,6 +528,214 @@ def test_a_missing_primary_model_is_named_before_anything_is_charged(tmp_path):
     assert entries(run) == {}
 
 
+# Thresholds that are learnt
+
+QUANTILES = (
+    PAIR.replace('by = "wrong"\nminimum_examples = 1', 'by = "accuracy"\nbelow = { quantile = 0.5 }')
+    .replace('by = "right"\nminimum_examples = 1', 'by = "accuracy"\nat_least = { quantile = 0.5 }')
+    .replace("minimum_users = 5", "minimum_users = 1\nthreshold_noise = 2.0")
+)
+
+
+def learnt(run):
+    return json.loads((run.folder / "thresholds.json").read_text())
+
+
+def test_learnt_thresholds_are_charged_told_and_part_of_the_price(tmp_path):
+    run = created(tmp_path, "privacy.rounds=2", recipe=QUANTILES)
+    report = run.executed(quiet)
+    assert entries(run) == {f"{run.name}/thresholds thresholds": 1} | paid(run, 2, "low") | paid(run, 2, "high")
+    (threshold,) = learnt(run)
+    assert threshold["quantile"] == 0.5
+    told = f"{threshold['accuracy']:.4g}"
+    assert report.provenance["thresholds learnt"] == (
+        f"low below {told}, high at least {told}, from a noisy histogram, part of the price"
+    )
+    plan, page = (json.loads((run.folder / name).read_text()) for name in ("plan.json", "report.json"))
+    assert plan["guarantee"] == page["guarantee"]
+    assert plan["thresholds"]["noise_multiplier"] == 2.0
+    assert 7.9 < report.guarantee.epsilon <= 8.0
+    assert "one release of thresholds" in report.guarantee.composition
+    assert all(told["closed"] for told in Ledger(run.address).runs())
+
+
+def test_a_model_by_itself_carries_the_price_of_the_thresholds_that_chose_its_users(tmp_path):
+    run = created(tmp_path, "privacy.rounds=2", recipe=QUANTILES)
+    report = run.executed(quiet)
+    models = [Model.open(run.folder / side / "model.safetensors").sampled(1, 0) for side in ("low", "high")]
+    assert [side.guarantee.epsilon for side in models] == pytest.approx([report.guarantee.epsilon] * 2, rel=1e-9)
+    together = guarantee([side.spending for side in models], 1e-5)
+    assert together.epsilon == pytest.approx(report.guarantee.epsilon, rel=1e-9)
+    lines = (run.folder / "low" / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1])["epsilon_so_far"] == pytest.approx(report.guarantee.epsilon, abs=1e-3)
+
+
+def test_the_groups_lie_on_either_side_of_what_was_learnt(tmp_path, monkeypatch):
+    asked, selected = {}, preparation.selected
+
+    def watched(recipe, name, side, thresholds):
+        asked[name] = recipe.selections[name].interval(thresholds)
+        return selected(recipe, name, side, thresholds)
+
+    monkeypatch.setattr(preparation, "selected", watched)
+    run = created(tmp_path, "privacy.rounds=1", recipe=QUANTILES)
+    run.executed(quiet)
+    (threshold,) = learnt(run)
+    assert asked == {"low": (0.0, threshold["accuracy"]), "high": (threshold["accuracy"], 2.0)}
+
+
+@pytest.mark.parametrize("seed", [0, None], ids=["simulated", "secret"])
+def test_a_crash_between_thresholds_and_training_changes_nothing_and_costs_nothing(tmp_path, monkeypatch, seed):
+    run = created(tmp_path, "privacy.rounds=2", recipe=QUANTILES, seed=seed)
+    with monkeypatch.context() as patched:
+        patched.setattr(preparation, "selected", lambda *given: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run.executed(quiet)
+    before = learnt(run)
+    assert entries(run) == {f"{run.name}/thresholds thresholds": 1}
+    (run.folder / "thresholds.json").unlink()  # they are asked for again, and told again
+    report = Run.opened(run.folder).executed(quiet)
+    assert learnt(run) == before
+    assert entries(run) == {f"{run.name}/thresholds thresholds": 1} | paid(run, 2, "low") | paid(run, 2, "high")
+    assert report.guarantee.epsilon <= 8.0
+    assert not list((tmp_path / ".private").glob("*"))
+
+
+def test_an_interrupted_pair_with_learnt_thresholds_ends_as_if_it_had_not_been(tmp_path):
+    whole = created(tmp_path / "whole", "privacy.rounds=2", recipe=QUANTILES)
+    whole.executed(quiet)
+    run = created(tmp_path / "broken", "privacy.rounds=2", recipe=QUANTILES)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1, "high"))
+    Run.opened(run.folder).executed(quiet)
+    assert learnt(run) == learnt(whole)
+    for selection in ("low", "high"):
+        assert_same(generator(run, selection), generator(whole, selection))
+
+
+def test_thresholds_whose_secret_was_lost_are_not_learnt_twice(tmp_path):
+    run = created(tmp_path, "privacy.rounds=2", recipe=QUANTILES, seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1))
+    (tmp_path / ".private" / f"{run.name}.thresholds.key").unlink()
+    with pytest.raises(PrivacySpentError):
+        Run.opened(run.folder).executed(quiet)
+    assert entries(run)[f"{run.name}/thresholds thresholds"] == 1
+
+
+def test_a_budget_that_would_do_for_the_models_alone_refuses_the_thresholds(tmp_path):
+    settings = ["privacy.rounds=1"]
+    noisy = QUANTILES.replace("epsilon = 8.0", "noise_multiplier = 9.0")
+    constant = noisy.replace("{ quantile = 0.5 }", "0.5")
+    book = Ledger(tmp_path / "ledger.sqlite")
+    limit = guarantee(Recipe.parsed(constant, settings).spendings(), 1e-5).epsilon + 0.01
+    book.set_budget(Budget(population="digits", epsilon=limit, delta=1e-5))
+    with pytest.raises(PrivacySpentError, match="This run would take 'digits'"):
+        created(tmp_path, *settings, recipe=noisy, seed=None)
+    assert book.spendings("digits", reserved=True) == []
+    assert not list(tmp_path.glob("tiny-*"))
+    created(tmp_path, *settings, recipe=constant, seed=None)
+
+
+def test_an_abandoned_run_returns_the_thresholds_too(tmp_path):
+    run = created(tmp_path, "privacy.rounds=1", recipe=QUANTILES, seed=None)
+    book = Ledger(run.address)
+    assert len(book.spendings("digits", reserved=True)) == 3
+    run.abandoned(book)
+    assert book.spendings("digits", reserved=True) == []
+
+
+def test_labels_that_the_primary_model_does_not_know_cost_nothing(tmp_path, crowd):
+    """Found before the thresholds are learnt, and the reservation is returned."""
+    network = ConvClassifier(side=8, classes=9, widths=(4,), hidden=8)
+    Primary(network, network.init(0)).save(tmp_path / "cnn.safetensors")
+    settings = ["data.source=npz", f"data.path={crowd}", "privacy.population=100"]
+    settings += [f"primary.model={tmp_path / 'cnn.safetensors'}"]
+    run = created(tmp_path / "out", *settings, recipe=QUANTILES, seed=None)
+    with pytest.raises(DataError, match="Expected labels below 9"):
+        run.executed(quiet)
+    assert entries(run) == {}
+    assert Ledger(run.address).spendings(run.recipe.population, reserved=True) == []
+
+
+# Slices by attribute and by class
+
+SLICES = TINY.replace(
+    'deal_to = 30\n[selections.all]\nby = "everyone"',
+    'deal_to = 30\nbug = { kind = "inverted", mark = "version" }\n'
+    '[selections.new]\nby = "attribute"\nattribute = "version"\nvalues = [1]\n'
+    '[selections.old]\nby = "attribute"\nattribute = "version"\nvalues = [0]',
+)
+
+
+def test_the_two_releases_of_an_app_are_compared_at_the_price_of_one(tmp_path, monkeypatch):
+    trained = {}
+
+    class Overheard(runs.SimulatedCurator):
+        def __init__(self, population, plan, **options):
+            trained[options["account"].part] = population
+            super().__init__(population, plan, **options)
+
+    monkeypatch.setattr(runs, "SimulatedCurator", Overheard)
+    run = created(tmp_path, "privacy.rounds=1", recipe=SLICES)
+    report = run.executed(quiet)
+    assert {side["label"] for side in report.runs} == {"new", "old"}
+    assert entries(run) == paid(run, 1, "new") | paid(run, 1, "old")
+    alone = Model.open(run.folder / "new" / "model.safetensors").sampled(1, 0).guarantee.epsilon
+    assert report.guarantee.epsilon == pytest.approx(alone, rel=1e-9)
+    sizes = {name: len(population) for name, population in trained.items()}
+    assert sum(sizes.values()) == 30
+    assert min(sizes.values()) >= 5
+    assert all(list(population.columns) == ["x", "y"] for population in trained.values())
+    brightness = {name: p.take(np.arange(sizes[name]))["x"].float().mean() for name, p in trained.items()}
+    assert brightness["new"] > brightness["old"] + 30
+
+
+def test_slices_of_real_attributes_are_read_from_the_file(tmp_path, crowd):
+    with np.load(crowd) as whole:
+        columns = dict(whole)
+    versions = (columns["user"] - ID) % 2
+    versions[:7:2] = 1  # the first user holds both values, and is in neither group
+    np.savez(crowd, **columns, hsf=versions)
+    sides = SLICES.replace('"version"', '"hsf"').replace('bug = { kind = "inverted", mark = "hsf" }\n', "")
+    settings = ["data.source=npz", f"data.path={crowd}", "data.attributes=['hsf']", "privacy.population=100"]
+    settings += ["privacy.rounds=1", "privacy.count_noise=0.01"]
+    sides = sides.replace("deal_to = 30\n", "").replace("epsilon = 8.0", "noise_multiplier = 1.0")
+    run = created(tmp_path / "out", *settings, recipe=sides)
+    run.executed(quiet)
+    counts = [json.loads((run.folder / side / "count.json").read_text())["noisy_users"] for side in ("new", "old")]
+    assert counts == pytest.approx([30, 30], abs=0.2)
+
+
+NOBODY = {
+    "attribute": 'by = "attribute"\nattribute = "version"\nvalues = [7]',
+    "class": 'by = "class"\nclasses = [77]',
+    "learnt": 'by = "accuracy"\nat_least = { quantile = 0.999 }\nbelow = 0.001',
+}
+
+
+@pytest.mark.parametrize("name", NOBODY)
+def test_a_selection_of_nobody_gets_no_model(tmp_path, name):
+    chosen = re.sub(r"\[selections.new\][^[]*\[1\]", f"[selections.new]\n{NOBODY[name]}\n", SLICES)
+    settings = ["privacy.rounds=1", "privacy.count_noise=1.0", "primary.epochs=1", "primary.widths=[4]"]
+    run = created(tmp_path, *settings, recipe=chosen)
+    report = run.executed(quiet)
+    assert [side["label"] for side in report.runs] == ["old"]
+    assert any(warning.startswith("new: a noisy head count") for warning in report.warnings)
+    assert report.findings == ()
+
+
+def test_a_missing_attribute_is_found_before_anything_is_charged(tmp_path):
+    population, _ = data.digits(30)
+    population.save(tmp_path / "folder")
+    sides = SLICES.replace('bug = { kind = "inverted", mark = "version" }\n', "").replace("deal_to = 30\n", "")
+    run = created(tmp_path, "data.source=population", f"data.path={tmp_path / 'folder'}", recipe=sides, seed=None)
+    with pytest.raises(DataError, match="Expected a column 'version', found x, y"):
+        run.executed(quiet)
+    assert entries(run) == {}
+    assert Ledger(run.address).spendings(run.recipe.population, reserved=True) == []
+
+
 # Few users, no noise
 
 
@@ -645,9 +863,13 @@ def test_data_that_changed_under_an_interrupted_run_gets_no_second_answer(tmp_pa
         columns = dict(whole)
     columns["x"][0] = 255 - columns["x"][0]
     np.savez(crowd, **columns)
-    with pytest.raises(PrivacySpentError):
+    with pytest.raises(DataError, match="they have changed"):
         Run.opened(run.folder).executed(quiet)
     assert entries(run) == paid(run, 2)
+    columns["x"][0] = 255 - columns["x"][0]
+    np.savez(crowd, **columns)
+    Run.opened(run.folder).executed(quiet)
+    assert entries(run) == paid(run, run.recipe.privacy.rounds)
 
 
 def test_example_level_privacy_counts_examples(tmp_path):
@@ -686,6 +908,7 @@ def test_data_that_cannot_be_used_cost_nothing(tmp_path, crowd):
         f"data.path={crowd}",
         "privacy.population=30",
         "privacy.users=20",
+        recipe=TINY.replace("deal_to = 30\n", ""),
         seed=None,
     )
     with pytest.raises(DataError, match="population=30") as caught:

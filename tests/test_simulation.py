@@ -18,7 +18,7 @@ from fedlens.ledger import Account, Ledger
 from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
 from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, SimulatedCurator, Work, one_by_one
+from fedlens.simulation import Engine, Question, SimulatedCurator, Work, one_by_one
 
 MESSAGE = {"m": torch.zeros(1)}
 ENGINES = [Engine(run=one_by_one), Engine(chunk=3), Engine(chunk=100)]
@@ -60,7 +60,9 @@ def in_rows(rows):
 
 def bounded_sum(curator, contribute, message, cohort):
     work = Work(contribute=contribute, bound=curator._plan.bound, grid=curator._plan.grid)
-    return curator._bounded_sum(work, message, np.asarray(cohort), curator._shape(work, message), "label")
+    shape = curator._shape(work, message)
+    question = Question(name="label", work=work, message=message, cohort=np.asarray(cohort), shape=shape)
+    return trees.scaled(curator._bounded_sum(question), curator._plan.grid)
 
 
 def entries(ledger):

@@ -1,6 +1,6 @@
 """The one door to private data, as an algorithm sees it: noisy means, and how many are left."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fedlens.trees import Tree
@@ -23,3 +23,14 @@ class Curator(Protocol):
 
         Formal guarantee: the answer is one release of the plan, charged before any private byte is read.
         """
+
+
+class Curators(Protocol):
+    """Several doors that are asked at once."""
+
+    @property
+    def remaining(self) -> int:
+        """How many releases every one of them still allows."""
+
+    def noisy_means(self, contributes: Sequence[Contribute], messages: Sequence[Tree]) -> list[Tree]:
+        """One answer from each, as `Curator.noisy_mean` would give it."""

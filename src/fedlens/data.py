@@ -3,16 +3,23 @@
 Errors name files, columns and row numbers, never a user or a value.
 """
 
+import contextlib
+import hashlib
+import itertools
 import pathlib
 import zipfile
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from fedlens import transforms
 from fedlens.population import DataError, Population
-from fedlens.transforms import TRANSFORMS
+from fedlens.transforms import Change
 from fedlens.trees import pixels
+
+_SLICE = 4096  # images that are changed together: memory must not grow with what one user holds
 
 
 class Public(NamedTuple):
@@ -37,18 +44,25 @@ def digits(users: int) -> tuple[Population, Public]:
     return population, Public(images[held:], bundle.target[held:])
 
 
-def from_npz(path: pathlib.Path, *, images: str, labels: str | None, users: str) -> Population:
-    """An .npz with one row per example and a column of user ids; rows need not be sorted."""
-    arrays = _arrays(path, [name for name in (images, labels, users) if name])
-    ids = arrays[users]
+def from_npz(
+    path: pathlib.Path, *, images: str, labels: str | None, users: str | int, attributes: Sequence[str] = ()
+) -> Population:
+    """An .npz with one row per example and a column of user ids, or a number of users to deal the rows to.
+
+    Rows need not be sorted by user.
+    """
+    named = (images, labels, *attributes, *([users] if isinstance(users, str) else []))
+    arrays = _arrays(path, [name for name in named if name])
     _same_length(path, arrays)
-    if ids.ndim != 1:
-        raise DataError(f"Expected one user id per row in {users}.")
+    ids = arrays[users] if isinstance(users, str) else np.arange(len(arrays[images])) % users
+    if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
+        raise DataError(f"Expected one user id per row in {users}, whole numbers or text.")
     order = np.argsort(ids, kind="stable")
     counts = np.unique(ids, return_counts=True)[1]
     columns = {"x": as_images(arrays[images], images)[order]}
     if labels:
         columns["y"] = as_labels(arrays[labels], labels)[order]
+    columns |= {name: as_whole_numbers(arrays[name], name)[order] for name in attributes}
     return Population.from_arrays(path.stem, columns, counts)
 
 
@@ -78,24 +92,104 @@ def as_images(array: np.ndarray, name: str) -> np.ndarray:
 
 
 def as_labels(array: np.ndarray, name: str) -> np.ndarray:
+    labels = as_whole_numbers(array, name)
+    if len(labels) and labels.min() < 0:
+        raise DataError(f"Expected labels of 0 and above in {name}; row {int(np.argmin(labels))} is below.")
+    return labels
+
+
+def as_whole_numbers(array: np.ndarray, name: str) -> np.ndarray:
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
         raise DataError(f"Expected {name} as one whole number per row, got {array.dtype} {list(array.shape[1:])}.")
-    if len(array) and array.min() < 0:
-        raise DataError(f"Expected labels of 0 and above in {name}; row {int(np.argmin(array))} is below.")
     return array.astype(np.int64)
 
 
-def planted(population: Population, bug: str, fraction: float, seed: int) -> Population:
-    """The population with a bug on a `fraction` of its users, chosen by a public seed."""
+def planted(
+    population: Population,
+    kind: str,
+    fraction: float,
+    seed: int,
+    *,
+    of: str = "users",
+    mark: str | None = None,
+    classes: int | None = None,
+) -> Population:
+    """The population with a bug on about a `fraction` of its users, or of each user's examples.
+
+    Whom it hits follows from a public seed and the user's own images: were it a share of all, one user's presence would
+    change what others hold, and a rehearsal on private data would break its guarantee. Where a column is to `mark`
+    them, it holds 1 in every row of a user whom the bug hit, and 0 elsewhere.
+    """
     if population.rows is not None:
         raise DataError("Expected a whole population to plant a bug on, got a selection of one.")
-    images = np.array(population.columns["x"])
-    hit = np.random.default_rng(seed).permutation(len(population))[: round(fraction * len(population))]
-    for unit in hit:
-        rows = slice(int(population.starts[unit]), int(population.starts[unit] + population.counts[unit]))
-        changed = TRANSFORMS[bug][1](pixels(torch.from_numpy(images[rows])))
-        images[rows] = ((changed + 1) * 127.5).round().numpy() if images.dtype == np.uint8 else changed.numpy()
-    return Population(population.name, {**population.columns, "x": images}, population.starts, population.counts)
+    bug, columns = transforms.named(kind), dict(population.columns)
+    if mark in columns:
+        raise DataError(f"Expected no column named {mark!r} yet: it is to mark whom the bug hit.")
+    hit = list(_hit_users(population, fraction, seed) if of == "users" else _hit_examples(population, fraction, seed))
+    if bug.images is not None:
+        columns["x"] = np.array(columns["x"])
+        for piece in itertools.chain.from_iterable(_pieces(rows) for _, rows in hit):
+            columns["x"][piece] = _changed_images(columns["x"][piece], kind, bug.images)
+    if bug.labels is not None:
+        columns["y"] = labels = as_labels(population.only("y").columns["y"], "y")
+        if classes is None:
+            raise DataError(f"Expected the number of classes for the bug {kind}.")
+        for _, rows in hit:
+            labels[rows] = bug.labels(torch.from_numpy(labels[rows]), classes).numpy()
+    if mark is not None:
+        columns[mark] = np.zeros(len(columns["x"]), np.int64)
+        for unit, _ in hit:
+            columns[mark][_rows(population, unit)] = 1
+    return Population(population.name, columns, population.starts, population.counts)
+
+
+def _hit_users(population: Population, fraction: float, seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    for unit in range(len(population)):
+        rows = _rows(population, unit)
+        if len(rows) and _own_stream(population, rows, seed).random() < fraction:
+            yield unit, rows
+
+
+def _hit_examples(population: Population, fraction: float, seed: int) -> Iterator[tuple[int, np.ndarray]]:
+    for unit in range(len(population)):
+        rows = _rows(population, unit)
+        rng = _own_stream(population, rows, seed)
+        share = int(fraction * len(rows) + rng.random())  # rounded at random, so that few examples are hit as well
+        if share:
+            yield unit, np.sort(rng.permutation(rows)[:share])
+
+
+def _own_stream(population: Population, rows: np.ndarray, seed: int) -> np.random.Generator:
+    """Random numbers that depend on the seed and on what this one user holds, and on nobody else."""
+    held = hashlib.sha256(str(seed).encode())
+    for piece in _pieces(rows):
+        held.update(np.ascontiguousarray(population.columns["x"][piece]).data)
+    return np.random.default_rng(int.from_bytes(held.digest()[:16], "big"))
+
+
+def _rows(population: Population, unit: int) -> np.ndarray:
+    return population.starts[unit] + np.arange(population.counts[unit])
+
+
+def _pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
+    return (rows[at : at + _SLICE] for at in range(0, len(rows), _SLICE))
+
+
+def _changed_images(images: np.ndarray, kind: str, change: Change) -> np.ndarray:
+    """In the type they had. Somebody else's function is not trusted, and what it complains of may quote the data."""
+    before = pixels(torch.from_numpy(images))
+    shape = before.shape
+    try:
+        with contextlib.redirect_stdout(None):
+            after = change(before)
+    except Exception as error:
+        raise DataError(f"Expected {kind} to change images; it failed with {type(error).__name__}.") from None
+    if not isinstance(after, torch.Tensor) or after.shape != shape or not after.is_floating_point():
+        raise DataError(f"Expected {kind} to give back images of the same shape, as a tensor of floats.")
+    if not after.isfinite().all():
+        raise DataError(f"Expected {kind} to give back finite pixels; it gave NaN or infinity.")
+    after = after.detach().float().cpu().clamp(-1, 1)
+    return ((after + 1) * 127.5).round().numpy().astype(np.uint8) if images.dtype == np.uint8 else after.numpy()
 
 
 def checked(population: Population) -> list[str]:
@@ -115,6 +209,8 @@ def checked(population: Population) -> list[str]:
         except DataError as error:
             problems.append(str(error))
             break
+    if not problems and population.columns["x"].ndim == 4 and population.columns["x"].shape[1] != 1:
+        problems.append("the images are in colour; runs read grey ones, [n, 1, side, side]")
     return problems
 
 
@@ -130,7 +226,10 @@ def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
     except DataError:
         raise
     except (zipfile.BadZipFile, ValueError, OSError, EOFError):
-        raise DataError(f"Expected a whole .npz file in {path.name}; it is cut short or damaged.") from None
+        raise DataError(
+            f"Expected a whole .npz file of plain arrays in {path.name}; it is cut short, damaged, or holds images of"
+            " mixed sizes."
+        ) from None
 
 
 def _same_length(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:

@@ -53,11 +53,12 @@ class Forecast:
         return budget is None or self.after is None or not over(budget, self.after.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
-        count, train = self.recipe.plans
+        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
         return {
             "guarantee": self.joint.to_dict(),
             "epsilon_per_model": self.alone.to_dict()["epsilon"],
             "readings": {name: plain(value) for name, value in self.readings.items()},
+            "thresholds": thresholds.to_dict() if thresholds else None,
             "count": count.to_dict(),
             "train": train.to_dict(),
             "noise_to_signal": self.noise_to_signal,
@@ -71,7 +72,7 @@ class Forecast:
         }
 
     def text(self) -> str:
-        count, train = self.recipe.plans
+        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
         readings = ", ".join(f"{name} {rounded(value)}" for name, value in self.readings.items())
         lines = [
             self.joint.statement(),
@@ -79,6 +80,7 @@ class Forecast:
             f"{train.releases} rounds, noise multiplier {train.noise_multiplier:.4g} on the sum, {train.bound.text}",
             f"one {train.unit} moves a sum by at most {train.sensitivity:g} ({train.neighbours}); by {readings}",
             f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
+            *([_learning(thresholds)] if thresholds else []),
             f"noise to signal in one round: {self.noise_to_signal:.2f} (norm of the noise over the largest possible"
             " mean update)",
             f"expected time on this machine: {duration(self.seconds)}, plus the reading of the data",
@@ -102,10 +104,10 @@ class Forecast:
 
 def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
     spendings = recipe.spendings()
-    joint = guarantee(spendings, recipe.privacy.delta)
     if ledger and (counted := ledger.budget(recipe.population)):
-        for plan in recipe.plans:
-            counted.covers(plan)  # else it would be refused
+        for spending in spendings:
+            for plan in spending.plans:
+                counted.covers(plan)  # else it would be refused
     kind = recipe.privacy.unit, recipe.privacy.neighbours
     standing = ledger.standing(recipe.population, kind, recipe.privacy.delta) if ledger else None
     budget, before = (standing.budget, _before(recipe, ledger)) if standing and ledger else (None, [])
@@ -114,16 +116,21 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
     fits = budget is None or after is None or not over(budget, after.epsilon)
     return Forecast(
         recipe=recipe,
-        alone=guarantee(spendings[:1], recipe.privacy.delta),
-        joint=joint,
+        alone=recipe.guarantee(spendings[:1] + recipe.learning()),
+        joint=recipe.guarantee(spendings),
         readings=readings(suffered(spendings, recipe.population), recipe.privacy.delta),
-        noise_to_signal=noise_to_signal(recipe, recipe.plans[1]),
+        noise_to_signal=recipe.noise_to_signal,
         seconds=expected_seconds(recipe),
         standing=standing,
         after=after,
         runs_left=_rounds_left(recipe, before, budget) / recipe.privacy.rounds if budget else None,
         alternatives=() if fits or budget is None else tuple(_alternatives(recipe, before, budget)),
     )
+
+
+def _learning(plan: Plan) -> str:
+    spread = f"standard deviation {plan.stddev:g} {plan.unit}s in a bin"
+    return f"a noisy histogram of accuracies ({spread}), from which thresholds are learnt, is part of it"
 
 
 def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
@@ -150,12 +157,6 @@ def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
         except ValueError:
             pass  # capped cohorts and replaced units: PLD only
     return found
-
-
-def noise_to_signal(recipe: Recipe, train: Plan) -> float:
-    """The norm of the noise in one round's mean, over the largest norm the mean can have."""
-    weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
-    return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
 
 
 def expected_seconds(recipe: Recipe) -> float:
@@ -224,7 +225,7 @@ def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
             | {
                 "epsilon": cost.to_dict()["epsilon"],
                 "noise_multiplier": train.noise_multiplier,
-                "noise_to_signal": noise_to_signal(variant, train),
+                "noise_to_signal": variant.noise_to_signal,
             }
         )
     return cells
@@ -266,14 +267,8 @@ def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
     return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
 
 
-def _with(recipe: Recipe, train: Plan) -> list[Spending]:
-    """What the recipe would spend with another training plan."""
-    plans = recipe.plans[0], train
-    return [dataclasses.replace(spending, plans=plans) for spending in recipe.spendings()]
-
-
 def _fits(recipe: Recipe, train: Plan, before: Sequence[Spending], budget: Budget) -> bool:
-    losses = suffered([*before, *_with(recipe, train)], recipe.population)
+    losses = suffered([*before, *recipe.spendings(train=train)], recipe.population)
     return not over(budget, accounting.epsilon_of(losses, budget.delta, _SEARCHED))
 
 
@@ -311,7 +306,7 @@ def _alternatives(recipe: Recipe, before: Sequence[Spending], budget: Budget) ->
 
 def _worded(recipe: Recipe, text: str, train: Plan, sets: list[str]) -> Alternative:
     """Says the noise as the recipe does: by the epsilon it is calibrated to (rounded down), or by itself."""
-    cost = guarantee(_with(recipe, train), recipe.privacy.delta).epsilon
+    cost = guarantee(recipe.spendings(train=train), recipe.privacy.delta).epsilon
     by_epsilon = recipe.privacy.epsilon is not None
     noise = (
         f"epsilon={math.floor(cost * 1000) / 1000:g}"

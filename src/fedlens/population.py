@@ -15,7 +15,7 @@ import json
 import mmap
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,7 @@ class Population:
         offsets = _mapped(folder / "offsets.npy")
         if offsets.ndim != 1 or len(offsets) < 1 or not np.issubdtype(offsets.dtype, np.integer):
             raise DataError(f"Expected whole numbers, one more than users, in {folder.name}/offsets.npy.")
+        offsets = offsets.astype(np.int64)  # unsigned ones that fall would wrap around
         counts = np.diff(offsets)
         if offsets[0] != 0 or (counts < 0).any() or any(int(offsets[-1]) != len(column) for column in columns.values()):
             raise DataError(f"Expected the columns in {folder.name} as long as its index says; a file is damaged.")
@@ -124,6 +125,10 @@ class Population:
     def most_examples(self) -> int:
         return int(self.counts.max(initial=0))
 
+    @property
+    def nbytes(self) -> int:
+        return sum(column.nbytes for column in self.columns.values())
+
     def take(
         self, cohort: np.ndarray, limit: int | None = None, randomness: Randomness | None = None, label: str = ""
     ) -> Tree:
@@ -131,18 +136,31 @@ class Population:
 
         The width is the same for every cohort, so that shapes say nothing about who was drawn.
         """
-        width = limit or max(1, self.most_examples)
-        mask = np.zeros((len(cohort), width), np.float32)
-        tree = {key: np.zeros((*mask.shape, *column.shape[1:]), column.dtype) for key, column in self.columns.items()}
-        for place, unit in enumerate(cohort):
-            rows = self._rows_of(int(unit), width, randomness, f"{label}/{unit}")
-            held = min(width, int(self.counts[unit]))
-            mask[place, :held] = 1.0
-            for key, column in self.columns.items():
-                tree[key][place, :held] = column[rows]
-        for column in self.columns.values():
+        rows, mask = self.places(cohort, limit or max(1, self.most_examples), randomness, label)
+        tree: dict[str, np.ndarray] = {"mask": mask.astype(np.float32)}
+        for key, column in self.columns.items():
+            tree[key] = np.zeros((*mask.shape, *column.shape[1:]), column.dtype)
+            tree[key][mask] = column[rows[mask]]
             give_back_pages(column)
-        return {key: torch.from_numpy(array) for key, array in (tree | {"mask": mask}).items()}
+        return {key: torch.from_numpy(array) for key, array in tree.items()}
+
+    def places(
+        self, cohort: np.ndarray, width: int, randomness: Randomness | None = None, label: str = ""
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where the cohort's examples lie, as row numbers [units, width], and which of those places are taken."""
+        counts = self.counts[cohort]
+        mask = np.arange(width) < counts[:, None]
+        within = np.broadcast_to(np.arange(width), mask.shape).copy()
+        if randomness is not None and (counts > width).any():
+            key = np.uint64(int(randomness.tag(f"examples {label}")[:16], 16))
+            for place in np.flatnonzero(counts > width):
+                order = np.argpartition(_mixed(key, int(cohort[place]), int(counts[place])), width)
+                within[place] = np.sort(order[:width])
+        rows = np.zeros(mask.shape, np.int64)
+        rows[mask] = (self.starts[cohort][:, None] + within)[mask]
+        if self.rows is not None:
+            rows[mask] = self.rows[rows[mask]]
+        return rows, mask
 
     def blank(self, width: int = 1) -> Tree:
         """One unit without examples, in the right shapes: what an empty cohort is modelled on."""
@@ -152,17 +170,30 @@ class Population:
         }
         return tree | {"mask": torch.zeros(width)}
 
+    def only(self, *names: str) -> "Population":
+        """The same units with these columns and no others."""
+        if missing := [name for name in names if name not in self.columns]:
+            raise DataError(f"Expected a column {missing[0]!r}, found {', '.join(sorted(self.columns))}.")
+        return dataclasses.replace(self, columns={name: self.columns[name] for name in names})
+
     def select(
-        self, name: str, *, users: UserVerdict | None = None, examples: ExampleVerdict | None = None, at_least: int = 0
+        self,
+        name: str,
+        *,
+        users: UserVerdict | None = None,
+        examples: ExampleVerdict | None = None,
+        at_least: int = 0,
+        shown: Sequence[str] = (),
     ) -> "Population":
         """Keeps the users and examples that pass, and of the users those with `at_least` so many examples left.
 
-        Each verdict sees one user's data and nothing else of the population, so that one user's presence never
-        decides about another's.
+        Each verdict sees one user's data (the columns `shown`, by default all) and nothing else of the population, so
+        that one user's presence never decides about another's.
         """
+        visible = self.only(*shown) if shown else self
         units, kept = [], []
         for unit in range(len(self)):
-            own = self._unit(unit)
+            own = visible.unit(unit)
             if users is not None and not bool(users(own)):
                 continue
             chosen = self._row_numbers(unit)
@@ -182,6 +213,12 @@ class Population:
             self, name=name, starts=offsets[:-1], counts=np.diff(offsets), rows=rows, selected=True
         )
 
+    def chosen(self, name: str, verdicts: np.ndarray) -> "Population":
+        """Keeps the users with a verdict of true; each must have been made from that user's own data alone."""
+        units = np.flatnonzero(verdicts)
+        starts, counts = self.starts[units], self.counts[units]
+        return dataclasses.replace(self, name=f"{self.name}/{name}", starts=starts, counts=counts, selected=True)
+
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""
         rows = np.concatenate([np.zeros(0, np.int64), *map(self._row_numbers, range(len(self)))])
@@ -195,24 +232,33 @@ class Population:
             by_examples=True,
         )
 
-    def _rows_of(
-        self, unit: int, limit: int | None = None, randomness: Randomness | None = None, label: str = ""
-    ) -> slice | np.ndarray:
-        """Where the unit's examples lie: side by side if they can, at most `limit` of them."""
-        start, count = int(self.starts[unit]), int(self.counts[unit])
-        chosen: slice | np.ndarray = slice(start, start + count)
-        if limit is not None and count > limit:
-            order = np.arange(count) if randomness is None else np.argsort(randomness.uniform(label, count))
-            chosen = start + np.sort(order[:limit])
-        return chosen if self.rows is None else self.rows[chosen]
+    def _rows_of(self, unit: int) -> slice | np.ndarray:
+        """Where the unit's examples lie: side by side if they can."""
+        own = slice(int(self.starts[unit]), int(self.starts[unit] + self.counts[unit]))
+        return own if self.rows is None else self.rows[own]
 
     def _row_numbers(self, unit: int) -> np.ndarray:
         rows = self._rows_of(unit)
         return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
 
-    def _unit(self, unit: int) -> Tree:
+    def unit(self, unit: int) -> Tree:
         rows = self._rows_of(unit)
-        return {key: torch.from_numpy(np.ascontiguousarray(column[rows])) for key, column in self.columns.items()}
+        return {
+            key: torch.from_numpy(np.require(column[rows], None, ["C", "W"])) for key, column in self.columns.items()
+        }
+
+
+def _mixed(key: np.uint64, unit: int, count: int) -> np.ndarray:
+    """A random-looking number for each example of a unit (Steele et al. 2014, splitmix64): no privacy hangs on it."""
+    with np.errstate(over="ignore"):
+        z = (
+            key
+            + np.uint64(unit) * np.uint64(0xD1B54A32D192ED03)
+            + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        )
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
 
 
 def give_back_pages(column: np.ndarray) -> None:

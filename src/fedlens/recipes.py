@@ -6,21 +6,24 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import tomllib
 import types
 import typing
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
+from fedlens import transforms
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvgGan, Sgd
-from fedlens.ledger import Account, Item, Spending
+from fedlens.ledger import Account, Item, Spending, guarantee
 from fedlens.models.gan import Gan
 from fedlens.privacy import (
     Balanced,
     Everyone,
     FixedSize,
+    Guarantee,
     L2Clip,
     Neighbours,
     Plan,
@@ -28,16 +31,26 @@ from fedlens.privacy import (
     Unit,
     UpdateAndBit,
 )
-from fedlens.transforms import TRANSFORMS
 
 STAGES = "count", "train"  # of a model: its group is counted, then it is trained
+THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release they are learnt from
 Share = Annotated[float, Field(ge=0, le=1)]
 Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
+Checked = TypeVar("Checked")
 
 
 class RecipeError(ValueError):
     """Everything that is wrong with a recipe, one line each."""
+
+
+def _free(name: str) -> str:
+    if not re.fullmatch(r"\w{1,64}", name, re.ASCII) or name in ("x", "y", "mask", "offsets"):
+        raise ValueError("expected a column's name of letters, digits and _, other than x, y, mask and offsets")
+    return name
+
+
+Column = Annotated[str, pydantic.AfterValidator(_free)]
 
 
 class _Table(pydantic.BaseModel):
@@ -49,14 +62,21 @@ class Bug(_Table):
 
     kind: str
     fraction: Share = 0.5
-    seed: int = 0
+    of: Literal["users", "examples"] = "users"  # of each user's examples, that is
+    seed: NonNegativeInt = 0
+    classes: PositiveInt | None = None  # of labels, for bugs that change them: a public number
+    mark: Column | None = None  # a column to add: 1 in the rows of a user whom it hit (the faulty release), else 0
 
     @pydantic.field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        if kind not in TRANSFORMS:
-            raise ValueError(f"expected one of {', '.join(TRANSFORMS)}")
+        transforms.named(kind)  # or it says which names there are
         return kind
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> "Bug":
+        lacking = transforms.named(self.kind).labels is not None and not self.classes
+        return _sound(self, [f"{self.kind} needs classes, the public number of them"] if lacking else [])
 
 
 class Columns(_Table):
@@ -75,45 +95,102 @@ class Data(_Table):
     images: str = "x"
     labels: str | None = "y"
     users: str = "user"
-    deal_to: PositiveInt = 100  # digits: how many users they are dealt to
+    attributes: tuple[Column, ...] = ()  # npz: further arrays of whole numbers, to select by
+    deal_to: PositiveInt | None = None  # rows without an owner are dealt to so many made-up users, one after the other
     bug: Bug | None = None
 
     @pydantic.model_validator(mode="after")
-    def _has_path(self) -> "Data":
+    def _consistent(self) -> "Data":
+        problems = []
         if (self.path is None) != (self.source == "digits"):
-            raise ValueError("path goes with source npz or population, and with those only")
-        return self
+            problems.append("path goes with source npz or population, and with those only")
+        if self.deal_to and self.source == "population":
+            problems.append("deal_to goes with source digits or npz: a population has its users")
+        if self.attributes and self.source == "digits":
+            problems.append("attributes goes with source npz or population: the digits have none")
+        if len(set(self.attributes)) < len(self.attributes):
+            problems.append("attributes names a column twice")
+        if self.bug and self.bug.mark in self.attributes:
+            problems.append(f"bug.mark={self.bug.mark!r} is one of the attributes already")
+        return _sound(self, problems)
+
+    def lacks(self, attribute: str) -> bool:
+        """Whether there is surely no such column; what a population folder holds is seen when it is opened."""
+        marked = self.bug is not None and attribute == self.bug.mark
+        return self.source != "population" and not marked and attribute not in self.attributes
 
 
 class Primary(_Table):
     """The model whose mistakes are looked into: a file, or one trained here on public data."""
 
-    model: Path | None = None
+    model: Path | None = None  # safetensors of ours, TorchScript or torch.export
+    values: Literal["minus-one-to-one", "zero-to-one", "bytes"] = "minus-one-to-one"  # the pixels that model expects
+    channels_last: bool = False  # and in which order
     public: Columns | None = None  # digits bring their own
-    widths: tuple[PositiveInt, ...] = (16, 32)
+    network: Literal["small", "paper"] = "small"  # to be trained here
+    widths: tuple[PositiveInt, ...] = (16, 32)  # of the small one
     epochs: PositiveInt = 40
 
 
-class Selection(_Table):
-    """Which users, or which of their examples, a model is trained on. Thresholds are public constants."""
+class Quantile(_Table):
+    """A threshold that so many of the users lie below: learnt from a noisy histogram of all, at a price."""
 
-    by: Literal["everyone", "accuracy", "right", "wrong"]
-    at_least: Share | None = None
-    below: Share | None = None
+    quantile: Annotated[float, Field(gt=0, lt=1)]
+
+    def __str__(self) -> str:
+        return f"quantile {self.quantile:g}"
+
+
+_NUMBER, _QUANTILE = "<number>", "<quantile>"
+# Only the arm that was meant is checked, so that one mistake is one line.
+Threshold = Annotated[
+    Annotated[Share, pydantic.Tag(_NUMBER)] | Annotated[Quantile, pydantic.Tag(_QUANTILE)],
+    pydantic.Discriminator(lambda found: _QUANTILE if isinstance(found, dict | Quantile) else _NUMBER),
+]
+
+
+class Selection(_Table):
+    """Which users, or which of their examples, a model is trained on. Thresholds are public, or learnt at a price."""
+
+    by: Literal["everyone", "accuracy", "right", "wrong", "class", "attribute"]
+    at_least: Threshold | None = None
+    below: Threshold | None = None
+    classes: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1)] | None = None
+    attribute: str | None = None
+    values: Annotated[tuple[Annotated[int, Field(ge=-(2**62), le=2**62)], ...], Field(min_length=1)] | None = None
     minimum_examples: PositiveInt = 5
 
     @property
-    def interval(self) -> tuple[float, float]:
-        return self.at_least or 0.0, 2.0 if self.below is None else self.below
+    def quantiles(self) -> set[float]:
+        """Those that must be learnt."""
+        return {found.quantile for found in (self.at_least, self.below) if isinstance(found, Quantile)}
+
+    def interval(self, learnt: typing.Mapping[float, float]) -> tuple[float, float]:
+        """The accuracies it takes, [at least, below), with what was learnt in place of quantiles."""
+
+        def value(threshold: float | Quantile) -> float:
+            return learnt[threshold.quantile] if isinstance(threshold, Quantile) else threshold
+
+        return value(self.at_least or 0.0), 2.0 if self.below is None else value(self.below)
+
+    def apart(self, other: "Selection") -> bool:
+        """Whether no user can be in both, whatever the data."""
+        if self.by == other.by == "attribute":
+            return self.attribute == other.attribute and not set(self.values or ()) & set(other.values or ())
+        return _under(self.below, other.at_least) or _under(other.below, self.at_least)
 
     @pydantic.model_validator(mode="after")
-    def _thresholds(self) -> "Selection":
-        given = self.at_least is not None or self.below is not None
-        if given != (self.by == "accuracy"):
-            raise ValueError("at_least and below go with by = 'accuracy', which needs one of them")
-        if self.interval[0] >= self.interval[1]:
-            raise ValueError(f"expected at_least={self.at_least} < below={self.below}")
-        return self
+    def _consistent(self) -> "Selection":
+        problems = []
+        if (self.at_least is not None or self.below is not None) != (self.by == "accuracy"):
+            problems.append("at_least and below go with by = 'accuracy', which needs one of them")
+        if _under(self.below, self.at_least or 0.0):
+            problems.append(f"expected at_least={self.at_least} < below={self.below}")
+        if (self.classes is None) == (self.by == "class"):
+            problems.append("classes goes with by = 'class', which needs it")
+        if {self.attribute is None, self.values is None} != {self.by != "attribute"}:
+            problems.append("attribute and values go with by = 'attribute', which needs both")
+        return _sound(self, problems)
 
 
 class Adaptive(_Table):
@@ -125,7 +202,7 @@ class Adaptive(_Table):
 
 class Privacy(_Table):
     delta: Annotated[float, Field(gt=0, lt=1)]
-    epsilon: PositiveFloat | None = None
+    epsilon: Annotated[float, Field(ge=1e-3, le=1e4)] | None = None
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
     rounds: PositiveInt
     users: PositiveInt  # a public guess at the users in a group: the divisor
@@ -142,6 +219,7 @@ class Privacy(_Table):
     adaptive_clip: Adaptive | None = None
     minimum_users: PositiveInt = 20  # below it, by a noisy count, no model is trained
     count_noise: PositiveFloat = 4.0
+    threshold_noise: PositiveFloat = 4.0  # users, in every bin of the histogram that thresholds are learnt from
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Privacy":
@@ -156,9 +234,7 @@ class Privacy(_Table):
         for name in ("users", "size", "groups"):
             if (getattr(self, name) or 0) > self.population:
                 problems.append(f"{name}={getattr(self, name)} exceeds population={self.population}")
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        return _sound(self, problems)
 
     def sampler(self) -> Poisson | FixedSize | Balanced | Everyone:
         if self.rate is not None:
@@ -196,14 +272,16 @@ class Networks(_Table):
     generator_latent: PositiveInt | None = None
     generator_hidden: PositiveInt | None = None
     generator_widths: tuple[PositiveInt, ...] | None = None
+    classes: NonNegativeInt = 0  # above 0: a conditional pair, which learns images with their labels
 
     def built(self, side: int, channels: int) -> Gan:
         pair = Gan.paper(side, channels) if self.size == "paper" else Gan.small(side, channels)
         critic = {"widths": self.critic_widths, "hidden": self.critic_hidden}
         generator = {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
-        return dataclasses.replace(
+        pair = dataclasses.replace(
             pair, critic=_changed(pair.critic, critic), generator=_changed(pair.generator, generator)
         )
+        return pair.conditional(self.classes) if self.classes else pair
 
 
 class Training(_Table):
@@ -220,21 +298,19 @@ class Training(_Table):
 class Recipe(_Table):
     """
     >>> try:
-    ...     Recipe.parsed("name = 'x'\\ncolour = 'blue'")
+    ...     Recipe.parsed("name = 'x'\\ntask = 'T9'\\nside = 28")
     ... except RecipeError as error:
     ...     print(error)
-    6 problems in the recipe:
-      task: missing
-      side: missing
+    4 problems in the recipe:
+      task: input should be 'T1', 'T2' or 'T4'
       data: missing
       selections: missing
       privacy: missing
-      colour: unknown; allowed here: data, model, name, primary, privacy, seed, selections, side, task, training
     """
 
     name: Name
     task: Literal["T1", "T2", "T4"]
-    seed: int = 0  # of everything public: initial weights, latents, samples
+    seed: Annotated[int, Field(ge=-(2**62), le=2**62)] = 0  # of everything public: initial weights, latents, samples
     side: PositiveInt  # images are side x side
     data: Data
     primary: Primary | None = None
@@ -242,23 +318,36 @@ class Recipe(_Table):
     privacy: Privacy
     model: Networks = Networks()
     training: Training = Training()
+    hypotheses: tuple[str, ...] = ()  # what else could explain a difference: package.module:function
+
+    @pydantic.field_validator("hypotheses")
+    @classmethod
+    def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in kinds:
+            transforms.named(kind)  # or it says what is wrong
+        return kinds
 
     @pydantic.model_validator(mode="after")
     def _whole(self) -> "Recipe":
         problems = []
         if not 1 <= len(self.selections) <= 2:
             problems.append(f"expected one or two selections, got {len(self.selections)}")
-        if self.primary is None and any(selection.by != "everyone" for selection in self.selections.values()):
+        if THRESHOLDS in self.selections:
+            problems.append(f"expected another name for the selection {THRESHOLDS}: it is taken")
+        if self.primary is None and self.asks_primary:
             problems.append("selections by accuracy, right or wrong need a [primary] model")
         if self.primary and not (self.primary.model or self.primary.public or self.data.source == "digits"):
             problems.append("[primary] needs model, or public data to train one on")
         for name, selection in self.selections.items():
-            alone = selection.by == "everyone" or (selection.by != "accuracy" and selection.minimum_examples == 1)
+            by_example = selection.by in ("right", "wrong", "class") and selection.minimum_examples == 1
+            alone = selection.by == "everyone" or by_example
             if self.privacy.unit == Unit.EXAMPLE and not alone:
                 problems.append(
                     f"selection {name} with unit = 'example': one example would decide about its user's others; "
-                    "select by everyone, or by right or wrong with minimum_examples = 1"
+                    "select by everyone, or by right, wrong or class with minimum_examples = 1"
                 )
+            if selection.attribute is not None and self.data.lacks(selection.attribute):
+                problems.append(f"selection {name}: data.attributes does not name {selection.attribute!r}")
             if selection.by != "everyone" and self.privacy.sampling == "balanced":
                 problems.append(f"selection {name} with a balanced schedule: its slots would depend on private data")
             if selection.by != "everyone" and self.privacy.size and not self.privacy.size_is_public:
@@ -270,9 +359,7 @@ class Recipe(_Table):
             self.gan()
         except ValueError as error:
             problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
+        return _sound(self, problems)
 
     @classmethod
     def parsed(cls, text: str, overrides: typing.Sequence[str] = ()) -> "Recipe":
@@ -287,7 +374,7 @@ class Recipe(_Table):
         for override in overrides:
             _set(values, override)
         try:
-            return cls.model_validate(values)
+            return cls.model_validate(_settled(values))
         except pydantic.ValidationError as error:
             lines = [_line(problem) for problem in error.errors()]
             plural = "problem" if len(lines) == 1 else "problems"
@@ -328,6 +415,13 @@ class Recipe(_Table):
     def gan(self) -> Gan:
         return self.model.built(self.side, 1)
 
+    @property
+    def noise_to_signal(self) -> float:
+        """The norm of the noise in one round's mean, over the largest norm the mean can have."""
+        weights = sum(leaf.numel() for leaf in self.gan().critic.init(0).values())
+        train = self.plans[1]
+        return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
+
     def algorithm(self) -> FedAvgGan:
         adaptive = self.privacy.adaptive_clip
         plain = self.training.model_dump(exclude={"server", "generator"})
@@ -345,15 +439,7 @@ class Recipe(_Table):
         """The noisy head count, once, and the training rounds; calibrated together."""
         p = self.privacy
         bound = L2Clip(norm=p.clip) if p.clip else UpdateAndBit(bit=p.adaptive_clip.bit if p.adaptive_clip else 1.0)
-        count = Plan(
-            sampling=Everyone(),
-            bound=L2Clip(norm=1.0),
-            noise_multiplier=p.count_noise,
-            releases=1,
-            expected_contributors=1.0,
-            unit=p.unit,
-            neighbours=p.neighbours,
-        )
+        count = self._once(p.count_noise)
         train = dataclasses.replace(
             count,
             sampling=p.sampler(),
@@ -365,36 +451,87 @@ class Recipe(_Table):
         if p.epsilon is None:
             return count, train
         # A user lives through as many models as there are rules to be sorted by: their rounds add up. Where users are
-        # replaced, one may leave a group and enter another, and lives through all.
+        # replaced, one may leave a group and enter another, and lives through all. All live through the thresholds.
         replaced = p.neighbours == Neighbours.REPLACE_ONE
         models = len(self.selections if replaced else {rule for rule, _ in self.partition().values()})
-        whole = dataclasses.replace(train, releases=models * p.rounds).calibrated(p.epsilon, p.delta, (count,) * models)
+        beside = (count,) * models + ((self.threshold_plan,) if self.threshold_plan else ())
+        whole = dataclasses.replace(train, releases=models * p.rounds).calibrated(p.epsilon, p.delta, beside)
         return count, dataclasses.replace(whole, releases=p.rounds)
+
+    @property
+    def quantiles(self) -> list[float]:
+        """Of the users' accuracies, those that must be learnt."""
+        return sorted(set().union(*(selection.quantiles for selection in self.selections.values())))
+
+    @property
+    def threshold_plan(self) -> Plan | None:
+        """One noisy histogram of the accuracies of all users, each in one bin; None where no threshold is learnt."""
+        return self._once(self.privacy.threshold_noise) if self.quantiles else None
+
+    def _once(self, noise_multiplier: float) -> Plan:
+        """One release that every unit is in, each with a contribution of at most 1."""
+        return Plan(
+            sampling=Everyone(),
+            bound=L2Clip(norm=1.0),
+            noise_multiplier=noise_multiplier,
+            releases=1,
+            expected_contributors=1.0,
+            unit=self.privacy.unit,
+            neighbours=self.privacy.neighbours,
+        )
+
+    @property
+    def asks_primary(self) -> bool:
+        """Whether the primary model decides who is selected."""
+        return any(selection.by in ("accuracy", "right", "wrong") for selection in self.selections.values())
+
+    @property
+    def reads_labels(self) -> bool:
+        """A look at everything needs none."""
+        by_class = self.model.classes or any(selection.by == "class" for selection in self.selections.values())
+        bug = self.data.bug and transforms.named(self.data.bug.kind)
+        return bool(self.primary or by_class or (bug and bug.labels))
 
     def partition(self) -> dict[str, tuple[str, str]]:
         """For each selection, the rule that sorts users into groups and the group it takes, within one run.
 
-        Accuracy intervals that do not overlap put a user into one group at most. Any other pair of selections may
-        share users, so each is a rule of its own, and costs add up.
+        Accuracy intervals that do not overlap, and values of one attribute, put a user into one group at most. Any
+        other pair of selections may share users, so each is a rule of its own, and costs add up.
         """
         chosen = self.selections
-        if len(chosen) == 2 and all(selection.by == "accuracy" for selection in chosen.values()):
-            low, high = sorted(selection.interval for selection in chosen.values())
-            if low[1] <= high[0]:
-                return {name: ("accuracy", name) for name in chosen}
+        if len(chosen) == 2 and Selection.apart(*chosen.values()):
+            return {name: (selection.by, name) for name, selection in chosen.items()}
         return {name: (name, name) for name in chosen}
 
-    def spendings(self, run: str = "planned", simulated: bool = False) -> list[Spending]:
-        """What the whole recipe will have spent when it is done."""
-        return [Spending(account=self.account(run, name, simulated), plans=self.plans) for name in self.selections]
+    def spendings(self, run: str = "planned", simulated: bool = False, train: Plan | None = None) -> list[Spending]:
+        """What the whole recipe will have spent when it is done, perhaps with another plan to `train` by."""
+        plans = self.plans[0], train or self.plans[1]
+        models = [Spending(account=self.account(run, name, simulated), plans=plans) for name in self.selections]
+        return models + self.learning(run, simulated)
+
+    def learning(self, run: str = "planned", simulated: bool = False) -> list[Spending]:
+        """What the thresholds cost, if any are learnt: one release that every user is in."""
+        plan = self.threshold_plan
+        return [Spending(account=self.account(run, THRESHOLDS, simulated), plans=(plan,))] if plan else []
 
     def items(self, run: str, simulated: bool) -> list[Item]:
         """What the whole recipe asks of the ledger."""
-        return [
+        models = [
             Item(account=self.account(run, name, simulated), stage=stage, plan=plan)
             for name in self.selections
             for stage, plan in zip(STAGES, self.plans, strict=True)
         ]
+        learning = self.learning(run, simulated)
+        return models + [Item(account=found.account, stage=THRESHOLDS, plan=found.plans[0]) for found in learning]
+
+    def guarantee(self, spendings: typing.Sequence[Spending]) -> Guarantee:
+        """Of these spendings of the recipe, jointly; that of the thresholds is called by its name."""
+        joint = guarantee(spendings, self.privacy.delta)
+        models = [spending for spending in spendings if not spending.account.run.endswith(f"/{THRESHOLDS}")]
+        if len(models) == len(spendings):
+            return joint
+        told = guarantee(models, self.privacy.delta, coarse=20.0).composition
+        return dataclasses.replace(joint, composition=f"{told}; and one release of thresholds, which every user is in")
 
     @property
     def population(self) -> str:
@@ -403,7 +540,7 @@ class Recipe(_Table):
 
     def account(self, run: str, selection: str, simulated: bool) -> Account:
         """Groups share no user within one run only: by the next, a user's data and the group may have changed."""
-        partition, part = self.partition()[selection]
+        partition, part = (self.partition() | {THRESHOLDS: (THRESHOLDS, THRESHOLDS)})[selection]
         return Account(
             run=f"{run}/{selection}",
             population=self.population,
@@ -411,6 +548,62 @@ class Recipe(_Table):
             part=part,
             simulated=simulated,
         )
+
+
+ROUNDS, GENERATOR_STEPS = (8, 105), (1, 20)
+CRITICS = ([24, 48], [16, 32], [8, 16])
+NOISE_TO_SIGNAL = 10.0
+TRAINING = {
+    "batch": 32,
+    "local_steps": 2,
+    "local_rate": 5e-3,
+    "generator_batch": 128,
+    "generator": {"kind": "adam", "rate": 1e-3, "beta1": 0.5, "beta2": 0.9},
+}
+
+
+def _settled(values: dict[str, Any]) -> dict[str, Any]:
+    """Where a recipe leaves the rounds open, what works without tuning; whatever it says itself stays.
+
+    Chosen from public numbers alone: more rounds the larger epsilon is, about as many generator steps in all, the
+    largest critic whose noise stays within ten times the signal, and counts that cost a twentieth of the whole.
+    """
+    privacy = values.get("privacy")
+    if not isinstance(privacy, dict) or "rounds" in privacy or not isinstance(privacy.get("epsilon"), int | float):
+        return values
+    if not 1e-3 <= privacy["epsilon"] <= 1e4 or not all(isinstance(values.get(t, {}), dict) for t in _OPEN):
+        return values  # its errors are told as they are
+    rounds = _within(20 * privacy["epsilon"] ** 0.8, ROUNDS)
+    counting = max(4.0, 16 / privacy["epsilon"])
+    open_here: dict[str, Any] = {"count_noise": counting, "threshold_noise": counting}
+    open_here["minimum_users"] = max(20, round(2.4 * counting))  # else nobody at all would pass for a group
+    open_here |= {} if "adaptive_clip" in privacy else {"clip": 0.1}
+    steps = {"generator_steps": _within(840 / rounds, GENERATOR_STEPS)}
+    for widths in CRITICS:
+        model = {"size": "paper", "critic_hidden": 0, "critic_widths": widths} | _generator(values)
+        settled = values | {
+            "privacy": open_here | privacy | {"rounds": rounds},
+            "model": model | values.get("model", {}),
+            "training": TRAINING | steps | values.get("training", {}),
+        }
+        if Recipe.model_validate(settled).noise_to_signal <= NOISE_TO_SIGNAL:
+            break
+    return settled
+
+
+_OPEN = "model", "training"
+
+
+def _generator(values: dict[str, Any]) -> dict[str, Any]:
+    """The paper's starts from 7 x 7 for images of 28 x 28; larger images take more steps, not a larger start."""
+    side, widths = values.get("side"), [256, 64, 32]
+    while isinstance(side, int) and side >> (len(widths) - 1) > 8:
+        widths.insert(1, 64)
+    return {"generator_widths": widths}
+
+
+def _within(value: float, limits: tuple[int, int]) -> int:
+    return min(max(round(value), limits[0]), limits[1])
 
 
 def to_toml(recipe: Recipe) -> str:
@@ -428,6 +621,19 @@ def to_toml(recipe: Recipe) -> str:
 
     table(recipe.model_dump(mode="json", exclude_none=True), "")
     return "\n".join([*lines, ""])
+
+
+def _sound(table: Checked, problems: typing.Sequence[str]) -> Checked:
+    if problems:
+        raise ValueError("; ".join(problems))
+    return table
+
+
+def _under(below: float | Quantile | None, at_least: float | Quantile | None) -> bool:
+    """Whether what is below the one surely misses the other; a number and a quantile do not compare."""
+    if isinstance(below, Quantile) and isinstance(at_least, Quantile):
+        return below.quantile <= at_least.quantile
+    return isinstance(below, float) and isinstance(at_least, float) and below <= at_least
 
 
 def _changed(settings: Any, changes: dict[str, Any]) -> Any:
@@ -451,9 +657,10 @@ def _set(values: dict[str, Any], override: str) -> None:
 
 
 def _line(problem: typing.Mapping[str, Any]) -> str:
-    place = ".".join(str(part) for part in problem["loc"]) or "recipe"
+    parts = [part for part in problem["loc"] if part not in (_NUMBER, _QUANTILE)]
+    place = ".".join(map(str, parts)) or "recipe"
     if problem["type"] == "extra_forbidden":
-        return f"{place}: unknown; allowed here: {', '.join(sorted(_fields(problem['loc'][:-1])))}"
+        return f"{place}: unknown; allowed here: {', '.join(sorted(_fields(parts[:-1])))}"
     if problem["type"] == "missing":
         return f"{place}: missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -470,7 +677,7 @@ def _fields(place: typing.Sequence[int | str]) -> typing.Iterable[str]:
 
 
 def _arms(kind: Any) -> typing.Iterator[Any]:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType, dict):
+    if typing.get_origin(kind) in (typing.Union, types.UnionType, dict, Annotated):
         for argument in typing.get_args(kind):
             yield from _arms(argument)
     else:

@@ -1,11 +1,14 @@
-"""A recipe, carried out: select, count, train, sample, report; in a run folder that can be resumed.
+"""A recipe, carried out: learn thresholds, select, count, train, sample, report; in a run folder that can be resumed.
 
     runs/<name>-<id>/
         recipe.toml                the resolved recipe
         run.json                   where the ledger is, whether the noise is simulated
         plan.json, statement.md    the promise, made before any data was read
         primary.safetensors        the public classifier, where there is one
+        beside.json                a keyed tag of the data: a resumed run must find them as they were
+        thresholds.json            learnt from a noisy histogram, where the recipe asks for quantiles
         <selection>/               checkpoint.safetensors while it trains; metrics.jsonl, model.safetensors
+        <selection>/rounds/        what the model drew on the way
         samples/, report.html, report.json
         MANIFEST.json              SHA-256 of all of it
 
@@ -13,36 +16,41 @@ The folder is public: everything in it came through the door. What must stay pri
 secret its noise is derived from) lies beside the ledger, readable by its owner only, and is deleted at the end.
 """
 
+import contextlib
 import dataclasses
 import datetime
+import fcntl
 import functools
 import json
 import math
+import os
 import pathlib
 import platform
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
 import fedlens
-from fedlens import data, files, ledger, tensorfiles, trees
+from fedlens import files, preparation, tensorfiles, trees
 from fedlens.curator import PrivacySpentError
-from fedlens.inspection import Model, Report, contrast
-from fedlens.ledger import Item, Ledger, RunClosedError, is_remote
-from fedlens.models.classifier import ConvClassifier, Primary
-from fedlens.planning import noise_to_signal
+from fedlens.inspection import Model, Report, Samples, contrast
+from fedlens.inspection.contrast import SHOWN
+from fedlens.ledger import Item, Ledger, RunClosedError, Spending, is_remote
+from fedlens.models.classifier import Primary
 from fedlens.population import DataError, Population
+from fedlens.preparation import Side, Thresholds
 from fedlens.privacy import Guarantee, accounting
 from fedlens.randomness import Randomness
-from fedlens.recipes import STAGES, Recipe, to_toml
-from fedlens.selection import AccuracyBetween, Classified
+from fedlens.recipes import STAGES, THRESHOLDS, Quantile, Recipe, to_toml
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 
 SAMPLED = 512
+BESIDE = "beside"  # names the secret under which data are tagged
+GLIMPSES = (0.05, 0.15, 0.3, 0.6)  # of the rounds
 CHECKPOINT_SECONDS = 10.0
 
 
@@ -87,8 +95,13 @@ class Run:
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
         book = Ledger(address)
-        book.reserve(run.items(), recipe=recipe.digest, why=why, new=True)
+        refused = False
         try:
+            try:
+                book.reserve(run.items(), recipe=recipe.digest, why=why, new=True)
+            except Exception:
+                refused = True  # nothing was set aside, or under this name by another run
+                raise
             folder.mkdir(parents=True)
             files.write(folder / "recipe.toml", to_toml(recipe))
             files.write(folder / "plan.json", json.dumps(run.plan(), indent=1))
@@ -96,7 +109,8 @@ class Run:
             about = {"ledger": address, "seed": seed, "device": device, "recipe_sha256": recipe.digest}
             files.write(folder / "run.json", json.dumps(about, indent=1))
         except BaseException:
-            run.abandoned(book)
+            if not refused:
+                run.abandoned(book)
             raise
         return run
 
@@ -105,8 +119,14 @@ class Run:
 
     def abandoned(self, book: Ledger) -> None:
         """Returns what is not spent."""
-        for account in dict.fromkeys(item.account.run for item in self.items()):
-            book.close(account)
+        known = book.reserved()  # it may have been stopped before anything was set aside
+        for account in self._accounts():
+            if account in known:
+                book.close(account)
+
+    def _accounts(self) -> list[str]:
+        """The names that its releases are booked under."""
+        return list(dict.fromkeys(item.account.run for item in self.items()))
 
     @classmethod
     def opened(cls, folder: pathlib.Path) -> "Run":
@@ -130,30 +150,38 @@ class Run:
         )
 
     def promised(self) -> Guarantee:
-        return ledger.guarantee(self.recipe.spendings(self.name, self.seed is not None), self.recipe.privacy.delta)
+        return self.recipe.guarantee(self.recipe.spendings(self.name, self.seed is not None))
 
     def plan(self) -> dict[str, Any]:
-        count, train = self.recipe.plans
+        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
         return {
             "guarantee": self.promised().to_dict(),
             "models": len(self.recipe.selections),
+            "thresholds": thresholds.to_dict() if thresholds else None,
             "count": count.to_dict(),
             "train": train.to_dict(),
-            "noise_to_signal": noise_to_signal(self.recipe, train),
+            "noise_to_signal": self.recipe.noise_to_signal,
         }
 
     def executed(self, watch: Watcher) -> Report:
         """Trains what is not trained yet, then reports. Safe to interrupt at any point and to call again."""
         if (self.folder / "MANIFEST.json").exists():
+            forget_secrets(self.address, self.folder.parent, self.name)  # it may have been stopped just before
             raise ValueError(f"Expected an unfinished run; {self.name} is complete: fedlens report {self.folder}")
+        with _alone(self.folder):
+            return self._executed(watch)
+
+    def _executed(self, watch: Watcher) -> Report:
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
         book = Ledger(self.address)
         book.reserve(self.items(), recipe=self.recipe.digest)  # done when the run was created; a resumed run checks it
-        population, primary = self._usable_side(book)
+        side = self._usable_side(book)
+        primary, thresholds = side.primary, self._thresholds(side, book)
         models: list[Model] = []
         warnings: list[str] = []
         for selection in self.recipe.selections:
-            model = self._trained(selection, population, primary, book, watch)
+            chosen = functools.partial(preparation.selected, self.recipe, selection, side, thresholds)
+            model = self._trained(selection, chosen, book, watch)
             if model is None:
                 warnings.append(
                     f"{selection}: a noisy head count found fewer than {self.recipe.privacy.minimum_users} users; "
@@ -162,7 +190,7 @@ class Run:
             else:
                 models.append(model)
                 warnings += self._lost_rounds(model)
-        report = self._report(models, primary, tuple(warnings), book)
+        report = self._report(models, primary, thresholds, tuple(warnings), book)
         report.save(self.folder)
         self._close(book)
         return report
@@ -172,94 +200,58 @@ class Run:
         told = f"{model.label}: {lost} of {self.recipe.privacy.rounds} rounds were charged but lost in an interruption"
         return [f"{told}; the model stopped early"] if lost else []
 
-    def _usable_side(self, book: Ledger) -> tuple[Population, Primary | None]:
-        """The private side; if the data cannot be used and nothing was released yet, what was set aside is returned."""
+    def _usable_side(self, book: Ledger) -> Side:
+        """The private side; if it cannot be used and nothing was released yet, what was set aside is returned."""
         try:
-            return self._private_side()
-        except DataError:
-            if not any(book.spent(item.account.run, item.stage) for item in self.items()):
+            side = Side.of(self.recipe, self.folder / "primary.safetensors")
+        except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
+            if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
                 self.abandoned(book)
             raise
+        self._pin(side)
+        return side
 
-    def _private_side(self) -> tuple[Population, Primary | None]:
-        source = self.recipe.data
-        public: data.Public | None = None
-        if source.source == "digits":
-            population, public = data.digits(source.deal_to)
-        elif source.source == "npz":
-            path = pathlib.Path(source.path or "")
-            labels = source.labels if self.recipe.primary else None  # a look at everything needs none
-            population = data.from_npz(path, images=source.images, labels=labels, users=source.users)
-        else:
-            population = Population.open(source.path or "")
-        if "x" not in population.columns:
-            raise DataError(f"Expected an image column 'x', found {', '.join(sorted(population.columns))}.")
-        if population.columns["x"].shape[1:] != (1, self.recipe.side, self.recipe.side):
-            shape = tuple(population.columns["x"].shape[1:])
-            raise DataError(f"Expected images of (1, {self.recipe.side}, {self.recipe.side}), got {shape}: see `side`.")
-        if len(population) > self.recipe.privacy.population:
-            declared = self.recipe.privacy.population
-            raise DataError(
-                f"Expected at most population={declared} users, as the recipe declares; the data hold more."
-            )
-        if source.bug is not None:
-            population = data.planted(population, source.bug.kind, source.bug.fraction, source.bug.seed)
-        return population, self._primary(public)
-
-    def _primary(self, public: data.Public | None) -> Primary | None:
-        wanted, kept = self.recipe.primary, self.folder / "primary.safetensors"
-        if wanted is None:
-            return None
-        if wanted.model is not None and not kept.exists():
-            Primary.open(pathlib.Path(wanted.model)).save(kept)
+    def _pin(self, side: Side) -> None:
+        """A resumed run goes on with the same data and classifier: else a user may be in two groups, priced as one."""
+        kept, tag = self.folder / "beside.json", self._randomness(BESIDE).tag(side.fingerprint())
         if not kept.exists():
-            if wanted.public is not None:
-                columns = wanted.public
-                public = data.public_npz(pathlib.Path(columns.path), images=columns.images, labels=columns.labels)
-            if public is None:
-                raise ValueError(
-                    "Expected primary.model or [primary.public] in the recipe: there is no classifier to ask."
-                )
-            classes = int(public.labels.max()) + 1
-            network = ConvClassifier(side=self.recipe.side, classes=classes, widths=wanted.widths)
-            images, labels = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
-            params = network.fitted(images, labels, seed=self.recipe.seed, epochs=wanted.epochs)
-            Primary(network, params).save(kept)
-        primary = Primary.open(kept)  # as saved, so that a resumed run asks the very same classifier
-        if primary.network.side != self.recipe.side:
-            raise ValueError(
-                f"Expected a primary model for side={self.recipe.side}, got one for {primary.network.side}."
-            )
-        return primary
+            files.write(kept, json.dumps({"tag": tag}))
+        elif json.loads(kept.read_text()) != {"tag": tag}:
+            raise DataError("Expected the data and the primary model that this run started with; they have changed.")
 
-    def _selected(self, selection: str, population: Population, primary: Primary | None) -> Population:
-        rule = self.recipe.selections[selection]
-        if rule.by == "everyone":
-            chosen = population
-        elif primary is None or "y" not in population.columns:
-            raise DataError(f"Expected labels and a primary model to select by {rule.by}.")
-        elif rule.by == "accuracy":
-            at_least, below = rule.interval
-            chosen = AccuracyBetween(at_least=at_least, below=below)(population, selection, primary)
-        else:
-            chosen = Classified(right=rule.by == "right", minimum=rule.minimum_examples)(population, selection, primary)
-        return chosen if self.recipe.privacy.unit == "user" else chosen.by_example()
+    def _thresholds(self, side: Side, book: Ledger) -> Thresholds:
+        """Learnt at a price where the recipe asks for quantiles; a resumed run asks again, and is told the same."""
+        plan, population, primary = self.recipe.threshold_plan, side.population, side.primary
+        if plan is None or primary is None:
+            return {}
+        randomness = self._randomness(THRESHOLDS)
+        door = SimulatedCurator(
+            population.only("x", "y"),
+            plan,
+            ledger=book,
+            account=self.recipe.account(self.name, THRESHOLDS, randomness.simulated),
+            randomness=randomness,
+            stage=THRESHOLDS,
+            engine=Engine(),
+        )
+        learnt = preparation.thresholds(self.recipe, primary, door)
+        told = [{"quantile": quantile, "accuracy": accuracy} for quantile, accuracy in learnt.items()]
+        files.write(self.folder / "thresholds.json", json.dumps(told, indent=1))
+        return learnt
 
-    def _trained(
-        self, selection: str, population: Population, primary: Primary | None, book: Ledger, watch: Watcher
-    ) -> Model | None:
+    def _trained(self, selection: str, chosen: Callable[[], Population], book: Ledger, watch: Watcher) -> Model | None:
         """The model of one selection; None if too few users are in it."""
         folder = self.folder / selection
         if (folder / "model.safetensors").exists():
             return Model.open(folder / "model.safetensors")
         folder.mkdir(exist_ok=True)
-        chosen = self._selected(selection, population, primary)
         randomness = self._randomness(selection)
         account = self.recipe.account(self.name, selection, randomness.simulated)
-        door = functools.partial(SimulatedCurator, chosen, ledger=book, account=account, randomness=randomness)
+        door = functools.partial(SimulatedCurator, chosen(), ledger=book, account=account, randomness=randomness)
         count_plan, train_plan = self.recipe.plans
         counting, training = STAGES
-        head_count = door(plan=count_plan, stage=counting, engine=Engine()).noisy_mean(present, {})
+        counter = door(plan=count_plan, stage=counting, engine=Engine(), examples_per_unit=1)
+        head_count = counter.noisy_mean(present, {})
         files.write(folder / "count.json", json.dumps({"noisy_users": round(float(head_count["users"]), 1)}))
         if head_count["users"] < self.recipe.privacy.minimum_users:
             return None
@@ -275,20 +267,38 @@ class Run:
             device=self.device,
             position=int(state["round"]),
         )
-        state = self._rounds(algorithm.run(curator, trees.moved(state, self.device)), state, curator, folder, watch)
-        model = Model(
-            gan=algorithm.gan,
-            generator=trees.moved(trees.part(state, "generator"), "cpu"),
-            label=selection,
-            spending=book.spending(account.run),
-            delta=self.recipe.privacy.delta,
-            recipe_sha256=self.recipe.digest,
-            rounds=int(state["round"]),
-            ledger_head=book.head(),
-        )
+
+        def made(state: Tree) -> Model:
+            return Model(
+                gan=algorithm.gan,
+                generator=trees.moved(trees.part(state, "generator"), "cpu"),
+                label=selection,
+                spending=self._spending(account.run, book),
+                delta=self.recipe.privacy.delta,
+                recipe_sha256=self.recipe.digest,
+                rounds=int(state["round"]),
+                ledger_head=book.head(),
+            )
+
+        states = self._glimpsed(algorithm.run(curator, trees.moved(state, self.device)), folder, made)
+        state = self._rounds(states, state, curator, folder, watch)
+        model = made(state)
         model.save(folder / "model.safetensors")
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         return model
+
+    def _glimpsed(self, states: Iterator[Tree], folder: pathlib.Path, made: Callable[[Tree], Model]) -> Iterator[Tree]:
+        """Keeps what the model draws on the way, at some rounds: one sees it learn. Costs no privacy."""
+        kept = {math.ceil(share * self.recipe.privacy.rounds) for share in GLIMPSES}
+        for state in states:
+            if (number := int(state["round"])) in kept and number < self.recipe.privacy.rounds:
+                made(state).sampled(SHOWN, self.recipe.seed).save(folder / "rounds" / f"{number:06d}.safetensors")
+            yield state
+
+    def _spending(self, account: str, book: Ledger) -> Spending:
+        """What a model costs by itself: with the thresholds, if who trained it depends on them."""
+        own, learning = book.spending(account), self.recipe.learning()
+        return dataclasses.replace(own, plans=(*(plan for found in learning for plan in found.plans), *own.plans))
 
     def _rounds(
         self, states: Iterator[Tree], state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher
@@ -327,7 +337,9 @@ class Run:
         every = 1 if accounting.accountant([train]) == accounting.EXACT else max(1, train.releases // 10)
         if done % every and done != train.releases:
             return {}
-        cost = accounting.epsilon([count, dataclasses.replace(train, releases=charged)], self.recipe.privacy.delta)
+        before = [plan for found in self.recipe.learning() for plan in found.plans]
+        plans = [*before, count, dataclasses.replace(train, releases=charged)]
+        cost = accounting.epsilon(plans, self.recipe.privacy.delta)
         return {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
     def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
@@ -350,7 +362,14 @@ class Run:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Randomness.kept_in(folder / f"{self.name}.{selection}.key")
 
-    def _report(self, models: list[Model], primary: Primary | None, warnings: tuple[str, ...], book: Ledger) -> Report:
+    def _report(
+        self,
+        models: list[Model],
+        primary: Primary | None,
+        thresholds: Thresholds,
+        warnings: tuple[str, ...],
+        book: Ledger,
+    ) -> Report:
         provenance = {
             "fedlens": fedlens.__version__,
             "torch": torch.__version__,
@@ -360,18 +379,40 @@ class Run:
             "recipe": (self.folder / "recipe.toml").read_text(),
             "recipe sha256": self.recipe.digest,
         }
+        if thresholds:
+            provenance["thresholds learnt"] = learnt_text(self.recipe, thresholds)
         samples = [model.sampled(SAMPLED, self.recipe.seed) for model in models]
         for side in samples:
             side.save(self.folder / "samples" / f"{side.label}.safetensors")
         # The joint guarantee covers every group, also one whose model was not trained: it was counted.
-        spendings = [book.spending(f"{self.name}/{selection}") for selection in self.recipe.selections]
-        joint = ledger.guarantee(spendings, self.recipe.privacy.delta)
+        joint = self.recipe.guarantee([book.spending(account) for account in self._accounts()])
         if not samples:
             return Report(
                 title=self.recipe.name, findings=(), guarantee=joint, warnings=warnings, provenance=provenance
             )
-        report = contrast(*samples, title=self.recipe.name, primary=primary, warnings=warnings, provenance=provenance)
+        glimpses, damaged = self._glimpses(samples)
+        warnings += tuple(f"{path.parent.parent.name}: {path.name} is damaged and left out" for path in damaged)
+        report = contrast(
+            *samples,
+            title=self.recipe.name,
+            primary=primary,
+            kinds=self.recipe.hypotheses,
+            earlier=glimpses,
+            warnings=warnings,
+            provenance=provenance,
+        )
         return dataclasses.replace(report, guarantee=joint)
+
+    def _glimpses(self, sides: Sequence[Samples]) -> tuple[list[Samples], list[pathlib.Path]]:
+        """What was kept on the way, and the files that cannot be read."""
+        found, damaged = [], []
+        for side in sides:
+            for path in sorted((self.folder / side.label / "rounds").glob("[0-9]*.safetensors")):
+                try:
+                    found.append(Samples.open(path))
+                except ValueError:
+                    damaged.append(path)
+        return found, damaged
 
     def _close(self, book: Ledger) -> None:
         hashes = {
@@ -379,10 +420,24 @@ class Run:
             for path in sorted(self.folder.rglob("*"))
             if path.is_file() and path.name != "MANIFEST.json"
         }
-        for selection in self.recipe.selections:
-            book.close(f"{self.name}/{selection}", hashes.get(f"{selection}/model.safetensors", ""))
+        for account in self._accounts():
+            book.close(account, hashes.get(f"{account.removeprefix(f'{self.name}/')}/model.safetensors", ""))
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
         forget_secrets(self.address, self.folder.parent, self.name)
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """Nobody else works on this run meanwhile; the system lets go of the lock when a process ends, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Expected nobody else at work on {folder.name}; another process is.") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def _secrets(address: str, out: pathlib.Path) -> pathlib.Path:
@@ -394,6 +449,17 @@ def forget_secrets(address: str, out: pathlib.Path, run: str) -> None:
     """Deletes what the noise of a run was made from, with what a crash may have left of it: it could be taken away."""
     for secret in _secrets(address, out).glob(f"{run}.*"):
         secret.unlink()
+
+
+def learnt_text(recipe: Recipe, thresholds: Thresholds) -> str:
+    """In words, for the report."""
+    told = [
+        f"{name} {words} {thresholds[found.quantile]:.4g}"
+        for name, selection in recipe.selections.items()
+        for words, found in (("at least", selection.at_least), ("below", selection.below))
+        if isinstance(found, Quantile)
+    ]
+    return f"{', '.join(told)}, from a noisy histogram, part of the price"
 
 
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:

@@ -1,12 +1,30 @@
-"""PRIVATE. Which users and examples a model is trained on. A verdict reads one user's data and public models only."""
+"""PRIVATE. Which users and examples a model is trained on. A verdict reads one user's data and public models only.
+
+Thresholds are public: constants, or quantiles of the users' accuracies read from a noisy histogram that was paid for.
+"""
 
 import dataclasses
+from collections.abc import Iterable
 
+import numpy as np
 import torch
 
 from fedlens.models.classifier import Primary
-from fedlens.population import Population
-from fedlens.trees import Tree, pixels
+from fedlens.population import DataError, Population
+from fedlens.trees import Tree
+
+_SLICE = 1024  # images
+
+
+def accuracies(population: Population, primary: Primary) -> np.ndarray:
+    """PRIVATE. The share of each user's own examples that the primary model gets right; -1 for users without any.
+
+    Asked once for all groups: a model that answers differently the next time could put a user into two of them, which
+    are priced as if they shared nobody.
+    """
+    users = population.only("x", "y")
+    own = (users.unit(unit) for unit in range(len(users)))
+    return np.array([accuracy(user, primary) if len(user["y"]) else -1.0 for user in own])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -16,12 +34,8 @@ class AccuracyBetween:
     at_least: float = 0.0
     below: float = float("inf")
 
-    def __call__(self, population: Population, name: str, primary: Primary) -> Population:
-        def verdict(user: Tree) -> bool:
-            share = float(_right(user, primary).float().mean()) if len(user["y"]) else -1.0
-            return self.at_least <= share < self.below
-
-        return population.select(name, users=verdict)
+    def __call__(self, population: Population, name: str, shares: np.ndarray) -> Population:
+        return population.chosen(name, (shares >= max(0.0, self.at_least)) & (shares < self.below))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +46,96 @@ class Classified:
     minimum: int = 5
 
     def __call__(self, population: Population, name: str, primary: Primary) -> Population:
-        return population.select(name, examples=lambda user: _right(user, primary) == self.right, at_least=self.minimum)
+        def verdict(user: Tree) -> torch.Tensor:
+            return _right(user, primary) == self.right
+
+        return population.select(name, examples=verdict, at_least=self.minimum, shown=("x", "y"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OfClasses:
+    """The examples whose label is one of `classes`, of users with at least `minimum` of them."""
+
+    classes: tuple[int, ...]
+    minimum: int = 5
+
+    def __call__(self, population: Population, name: str) -> Population:
+        wanted = torch.tensor(self.classes)
+        return population.select(
+            name, examples=lambda user: torch.isin(user["y"].long(), wanted), at_least=self.minimum, shown=("y",)
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WithAttribute:
+    """Users all of whose examples carry one of `values` in the column `attribute`: disjoint values share no user."""
+
+    attribute: str
+    values: tuple[int, ...]
+
+    def __call__(self, population: Population, name: str) -> Population:
+        column = population.only(self.attribute).columns[self.attribute]
+        if column.ndim != 1 or column.dtype.kind not in "iu":
+            raise DataError(f"Expected one whole number per row in {self.attribute}, got {column.dtype}.")
+
+        def verdict(user: Tree) -> bool:
+            held = user[self.attribute].long()
+            return len(held) > 0 and bool(torch.isin(held, torch.tensor(self.values)).all())
+
+        return population.select(name, users=verdict, shown=(self.attribute,))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AccuracyHistogram:
+    """What users contribute where thresholds are learnt: a one in the bin of their own accuracy, of norm 1."""
+
+    primary: dataclasses.InitVar[Primary]
+    digest: str = dataclasses.field(init=False)  # of the primary model: settings name the question that is asked
+    bins: int = 25
+
+    def __post_init__(self, primary: Primary) -> None:
+        vars(self).update(primary=primary, digest=primary.digest)  # the model itself is no setting that could be named
+
+    def contribution(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Who has no examples contributes zeros."""
+        held = int(examples["mask"].sum())
+        users = torch.zeros(self.bins)
+        if held:
+            share = accuracy({name: examples[name][:held] for name in ("x", "y")}, vars(self)["primary"])
+            users[min(int(share * self.bins), self.bins - 1)] = 1.0
+        return {"users": users}, memory
+
+
+def quantiles(histogram: torch.Tensor, wanted: Iterable[float]) -> dict[float, float]:
+    """Quantiles of what lies in [0, 1], from a noisy histogram of it; a larger one never lies below a smaller one.
+
+    Cutting negative bins to zero would leave the noise of the others, and shift quantiles towards the empty end. So
+    the histogram is replaced by the nearest one that has no negative bin and the same total.
+
+    >>> quantiles(torch.tensor([0.0, 0.0, 10.0, 30.0]), [0.75, 0.25])
+    {0.25: 0.75, 0.75: 0.916667}
+    """
+    bins = _nearest_histogram(histogram.double().numpy())
+    levels, reached = sorted(set(wanted)), np.concatenate([[0.0], np.cumsum(bins)])
+    values = np.interp(np.multiply(levels, reached[-1]), reached, np.linspace(0, 1, len(reached)))
+    return dict(zip(levels, np.maximum.accumulate(values.round(6)).tolist(), strict=True))
+
+
+def accuracy(user: Tree, primary: Primary) -> float:
+    """The share of a user's examples that the primary model gets right."""
+    return float(_right(user, primary).double().mean())
 
 
 def _right(user: Tree, primary: Primary) -> torch.Tensor:
-    return primary.predictions(pixels(user["x"])) == user["y"]
+    """Written in place, slice by slice: small answers kept between large intermediates would tear memory to pieces."""
+    right = torch.empty(len(user["y"]), dtype=torch.bool)
+    for into, x, y in zip(right.split(_SLICE), user["x"].split(_SLICE), user["y"].split(_SLICE), strict=True):
+        torch.eq(primary.predictions(x), y, out=into)
+    return right
+
+
+def _nearest_histogram(noisy: np.ndarray) -> np.ndarray:
+    """The Euclidean projection onto the histograms with the same total: one amount off every bin, then no negatives."""
+    falling = np.sort(noisy)[::-1]
+    excess = (np.cumsum(falling) - max(noisy.sum(), 0.0)) / np.arange(1, len(noisy) + 1)
+    return np.maximum(noisy - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)

@@ -18,6 +18,14 @@ _NPZ = """\
 images = "x"                  # names of the arrays in the file
 labels = "y"
 users = "user"
+# attributes = ["version"]    # further arrays of whole numbers, to select by
+"""
+_BUG = """
+# [data.bug]                  # a rehearsal: plant a bug and see whether it would be found
+# kind = "inverted"           # or rotated-90, blurred, ... (a wrong name lists them); or package.module:function
+# fraction = 0.5
+# of = "users"                # or of each user's "examples"
+# mark = "release"            # a column to select by: 1 for users with the bug, 0 for the others
 """
 _PRIMARY = """
 [primary]                     # the model whose mistakes are looked into; it must not have seen the private data
@@ -27,6 +35,16 @@ _SELECTIONS = {
     "T1": """
 [selections.all]              # a sanity check of everything
 by = "everyone"
+
+# [selections.new]            # or two slices: users all of whose examples carry one of the values; nobody is in both
+# by = "attribute"
+# attribute = "version"
+# values = [1]
+
+# [selections.old]
+# by = "attribute"
+# attribute = "version"
+# values = [0]
 """,
     "T2": """
 [selections.wrong]            # examples the primary model gets wrong, of users with at least so many of them
@@ -36,15 +54,20 @@ minimum_examples = 5
 [selections.right]            # the two share users, so their costs add up
 by = "right"
 minimum_examples = 5
+
+# [selections.ones]           # or the examples with certain labels
+# by = "class"
+# classes = [1]
+# minimum_examples = 5
 """,
     "T4": """
-[selections.low]              # users for whom the primary model works badly; thresholds are public constants
+[selections.low]              # users for whom the primary model works badly
 by = "accuracy"
-below = 0.88
+below = 0.88                  # a public constant; or { quantile = 0.25 }, learnt from all users as part of the price
 
 [selections.high]             # users for whom it works well; no user is in both, so the dearer group counts
 by = "accuracy"
-at_least = 0.94
+at_least = 0.94               # or { quantile = 0.75 }
 """,
 }
 _TAIL = """
@@ -57,6 +80,7 @@ population = 600              # a public upper bound on all users
 sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
 clip = 0.05                   # or [privacy.adaptive_clip] with start = 0.05
 minimum_users = 20            # with fewer, by a noisy count, no model is trained
+threshold_noise = 4.0         # on every bin of the histogram that quantiles are learnt from, if any are
 
 [model]
 size = "small"                # noise grows with the number of weights; "paper" wants many thousands of users
@@ -78,7 +102,8 @@ def recipe(task: str, data: str, model: str, file: str = "recipe.toml") -> str:
     source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
     head = _HEAD.format(file=file, name=f"look-{task.lower()}", task=task, source=source, data=_quoted(data))
     primary = _PRIMARY.format(model=_quoted(model)) if task != "T1" else ""
-    return head + (_NPZ if source == "npz" else "") + primary + _SELECTIONS[task] + _TAIL
+    columns = _NPZ if source == "npz" else ""
+    return head + columns + _BUG + primary + _SELECTIONS[task] + _TAIL
 
 
 def _quoted(text: str) -> str:

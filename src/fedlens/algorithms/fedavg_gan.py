@@ -6,15 +6,17 @@ for the paper's pair; the users of a round share them); and the server's step ma
 """
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from fedlens import trees
 from fedlens.algorithms.optimizers import Adam, Sgd
-from fedlens.curator import Curator
+from fedlens.curator import Curator, Curators
 from fedlens.models.gan import Gan
+from fedlens.replay import Replayed
 from fedlens.trees import Tree
 
 PLAIN = Sgd(rate=1.0)  # the paper's server step and generator step
@@ -56,7 +58,7 @@ class FedAvgGan:
     def critic_update(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Beside the data: one pass of SGD on the critic, at most `local_steps` batches, each against as many fakes."""
         start = critic = trees.part(message, "critic")
-        images = trees.pixels(examples["x"])
+        images = self.gan.shown(trees.pixels(examples["x"]), examples.get("y"))
         for step, (real, mask) in enumerate(
             zip(images.split(self.batch), examples["mask"].split(self.batch), strict=True)
         ):
@@ -83,12 +85,21 @@ class FedAvgGan:
     def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
         """One state per round, until the plan is spent."""
         while curator.remaining:
-            rng = torch.Generator().manual_seed(_round_seed(self.seed, int(state["round"])))
+            rng = self._rng(state)
             mean = curator.noisy_mean(self.critic_update, self.message(state, rng))
-            state = self._critic_step(state, mean)
-            for _ in range(self.generator_steps):
-                state = self._generator_step(state, rng)
-            yield (state := state | {"round": state["round"] + 1})
+            yield (state := self._advanced(state, mean, rng))
+
+    def _rng(self, state: Tree) -> torch.Generator:
+        return torch.Generator().manual_seed(_round_seed(self.seed, int(state["round"])))
+
+    def _advanced(self, state: Tree, mean: Tree, rng: torch.Generator) -> Tree:
+        """The server's part of a round."""
+        state = self._critic_step(state, mean)
+        return self._generator_trained(state, self._fresh_latents(rng, state)) | {"round": state["round"] + 1}
+
+    def _fresh_latents(self, rng: torch.Generator, state: Tree) -> torch.Tensor:
+        latents = self.gan.latents(self.generator_steps, self.generator_batch, rng=rng)
+        return latents.to(state["round"].device)
 
     def message(self, state: Tree, rng: torch.Generator) -> Tree:
         """What travels to the users: the critic, fakes to hold against their examples, and the clip if it adapts."""
@@ -96,8 +107,10 @@ class FedAvgGan:
         device = generator["image.bias"].device
         with torch.no_grad():
             latents = self.gan.latents(self.local_steps * self.batch, rng=rng).to(device)
-            fakes = self.gan.generator.images(generator, latents).unflatten(0, (self.local_steps, self.batch))
+            fakes = self.gan.generator.images(generator, latents)
+            fakes = self.gan.shown(fakes, self.gan.labels(latents) if self.gan.classes else None)
         shares = torch.rand(self.local_steps, self.batch, generator=rng).to(device)
+        fakes = fakes.unflatten(0, (self.local_steps, self.batch))
         message = trees.joined(critic=trees.part(state, "critic"), fakes=fakes, shares=shares)
         return message | ({"clip": state["clip"]} if self.adaptive else {})
 
@@ -111,15 +124,41 @@ class FedAvgGan:
         critic, slots = self.server(trees.part(state, "critic"), gradient, trees.part(state, "server_slots"))
         return state | trees.joined(critic=critic, server_slots=slots)
 
-    def _generator_step(self, state: Tree, rng: torch.Generator) -> Tree:
-        params, critic = trees.part(state, "generator"), trees.part(state, "critic")
-        latents = self.gan.latents(self.generator_batch, rng=rng).to(params["image.bias"].device)
-        free = {name: leaf.detach().requires_grad_() for name, leaf in params.items()}
-        slopes = torch.autograd.grad(self.gan.generator_loss(free, critic, latents), list(free.values()))
-        slope = dict(zip(free, slopes, strict=True))
+    def _generator_trained(self, state: Tree, latents: torch.Tensor) -> Tree:
+        """The generator after a step against the new critic for each batch of latents."""
+        parts = trees.part(state, "generator"), trees.part(state, "generator_slots"), trees.part(state, "critic")
+        return state | _generator_steps(dataclasses.replace(self, seed=0))(*parts, {"latents": latents})
+
+    def _generator_step(self, params: Tree, slots: Tree, critic: Tree, latents: torch.Tensor) -> tuple[Tree, Tree]:
+        slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)
         slope = trees.add(slope, params, self.decay) if self.decay else slope
-        params, slots = self.generator(params, slope, trees.part(state, "generator_slots"))
-        return state | trees.joined(generator=params, generator_slots=slots)
+        return self.generator(params, slope, slots)
+
+
+@functools.lru_cache(maxsize=4)
+def _generator_steps(algorithm: FedAvgGan) -> Replayed:
+    """A round's generator steps as one pure function of generator, slots, critic and latents."""
+
+    def steps(params: Tree, slots: Tree, critic: Tree, given: Tree) -> Tree:
+        for latents in given["latents"]:
+            params, slots = algorithm._generator_step(params, slots, critic, latents)
+        return trees.joined(generator=params, generator_slots=slots)
+
+    return Replayed(steps)
+
+
+def run_together(members: Sequence[FedAvgGan], curators: Curators, states: Sequence[Tree]) -> Iterator[list[Tree]]:
+    """Several models that differ by their seed and their data, side by side: what `run` does, for each of them."""
+    if len({dataclasses.replace(member, seed=0) for member in members}) > 1:
+        raise ValueError("Expected members that differ by their seed only.")
+    states = list(states)
+    while curators.remaining:
+        rngs = [member._rng(state) for member, state in zip(members, states, strict=True)]
+        messages = [member.message(state, rng) for member, state, rng in zip(members, states, rngs, strict=True)]
+        means = curators.noisy_means([member.critic_update for member in members], messages)
+        rounds = zip(members, states, means, rngs, strict=True)
+        states = [member._advanced(state, mean, rng) for member, state, mean, rng in rounds]
+        yield states
 
 
 def _round_seed(seed: int, round_number: int) -> int:

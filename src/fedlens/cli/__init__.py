@@ -13,6 +13,8 @@ from fedlens.cli.account import account_app
 from fedlens.cli.data import data_app
 from fedlens.cli.ledger import ledger_app
 from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE
+from fedlens.cli.primary import primary_app
+from fedlens.cli.reproduce import reproduce_app
 from fedlens.cli.runs import runs_app
 
 app = typer.Typer(
@@ -23,6 +25,8 @@ app = typer.Typer(
 )
 app.add_typer(runs_app)
 app.add_typer(data_app, name="data")
+app.add_typer(primary_app, name="primary")
+app.add_typer(reproduce_app, name="reproduce")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(account_app, name="account")
 

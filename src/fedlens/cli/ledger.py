@@ -150,6 +150,9 @@ def ledger_close(
     for part in parts:
         book.close(part)
         forget_secrets(ledger, out, part.replace("/", "."))  # nobody needs them any more
+    whole = parts[0].split("/")[0]
+    if all(found["closed"] for found in book.runs() if found["run"].split("/")[0] == whole):
+        forget_secrets(ledger, out, whole)
     say({"closed": parts}, f"Closed: {', '.join(parts)}", as_json)
 
 

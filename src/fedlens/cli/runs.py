@@ -26,7 +26,7 @@ from fedlens.cli.options import (
 from fedlens.cli.progress import progress
 
 if TYPE_CHECKING:
-    from fedlens.inspection import Model, Report
+    from fedlens.inspection import Finding, Model, Report
     from fedlens.recipes import Recipe
     from fedlens.runs import Run
 
@@ -158,13 +158,32 @@ def compare(
     to: Annotated[
         pathlib.Path | None, typer.Option("--to", help="Folder for the report. Default: <left>-vs-<right>.")
     ] = None,
+    before: Annotated[
+        pathlib.Path | None,
+        typer.Option("--before", help="Folder of an earlier report: its findings that are gone are told as resolved."),
+    ] = None,
+    model: Annotated[
+        pathlib.Path | None, typer.Option("--model", help="A primary model, to tell classes apart.")
+    ] = None,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another transform that could explain it."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
     from fedlens.inspection import contrast
+    from fedlens.models.primary import open_primary
 
     sides = [_model(folder).sampled(512, seed=0) for folder in (left, right)]
-    report = contrast(sides[0], sides[1], title=f"{left.name} vs {right.name}")
+    report = contrast(
+        sides[0],
+        sides[1],
+        title=f"{left.name} vs {right.name}",
+        primary=open_primary(model, side=sides[0].images.shape[-1]) if model else None,
+        kinds=kinds or (),
+        before=_findings(before) if before else (),
+    )
     _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
 
 
@@ -175,11 +194,12 @@ def report(
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
     from fedlens.inspection import contrast
+    from fedlens.inspection.report import printable
 
     if (folder / "report.json").exists():
+        found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
         answer = json.loads((folder / "report.json").read_text())
-        findings = "\n".join(f"[{f['severity']}] {f['summary']}" for f in answer["findings"]) or "No finding."
-        say(answer, f"{findings}\n{folder / 'report.html'}", as_json)
+        say(answer, "\n".join([*(found or ["No finding."]), str(folder / "report.html")]), as_json)
     else:
         _show(contrast(_model(folder).sampled(512, seed=0), title=folder.name), folder, as_json)
 
@@ -268,6 +288,23 @@ def _show(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
 
 def _print(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
     say(report.to_dict(), f"{report.text()}\n\n{folder / 'report.html'}", as_json)
+
+
+def _findings(folder: pathlib.Path) -> "list[Finding]":
+    from fedlens.inspection import Finding
+
+    try:
+        rows = json.loads((folder / "report.json").read_text())["findings"]
+        if not all(isinstance(f["kind"], str) for f in rows):
+            raise TypeError
+        return [
+            Finding(kind=f["kind"], summary=str(f["summary"]), score=float(f["score"]), severity=f["severity"])
+            for f in rows
+        ]
+    except FileNotFoundError:
+        raise ValueError(f"Expected the folder of a report, found no report.json in {folder}.") from None
+    except (KeyError, TypeError, ValueError):  # JSON and Unicode errors are of the last kind
+        raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
 
 
 def _model(folder: pathlib.Path) -> "Model":

@@ -4,13 +4,15 @@ Everything here reads samples only, so it costs no privacy.
 """
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from fedlens.inspection import pictures
-from fedlens.inspection.report import Finding, Picture, Report
+from fedlens.inspection import hypotheses, measures
+from fedlens.inspection.report import Chart, Finding, Picture, Report, averages
 from fedlens.inspection.samples import Samples
 from fedlens.ledger import guarantee
 from fedlens.models.classifier import Primary
@@ -18,9 +20,11 @@ from fedlens.transforms import TRANSFORMS
 
 COMPARED = 512  # samples a side
 SHOWN = 64
-# A transform is named when it explains away at least this share of the distance between the two sides. Two models of
-# the same data differ by their noise, which no transform explains.
-EXPLAINED = 0.4
+SIGNIFICANT = 0.05
+SMOOTH = 0.1  # neighbouring pixels of any picture agree more than this; those of noise do not
+COLLAPSED = 4.0  # different pictures in effect
+OF_LABELS = {kind for kind, transform in TRANSFORMS.items() if transform.labels}  # these leave the images alone
+Row = dict[str, Any]
 
 
 def contrast(
@@ -29,140 +33,219 @@ def contrast(
     *,
     title: str = "fedlens report",
     primary: Primary | None = None,
+    kinds: Sequence[str] = (),
+    earlier: Sequence[Samples] = (),
+    before: Sequence[Finding] = (),
     warnings: tuple[str, ...] = (),
     provenance: dict[str, str] | None = None,
 ) -> Report:
-    """`left` is the suspicious side, `right` the healthy one; with one side alone, a sanity check (T1)."""
+    """`left` is the suspicious side, `right` the healthy one; with one side alone, a sanity check (T1).
+
+    `kinds` are further hypotheses (package.module:function), `earlier` what the models drew in earlier rounds, `before`
+    the findings of an earlier report: those that are gone are reported as resolved.
+    """
     sides: tuple[Samples, ...] = (left,) if right is None else (left, right)
     if len({side.images.shape[1:] for side in sides}) > 1:
         raise ValueError("Expected samples of one size to compare.")
     broken = tuple(side for side in sides if not side.images.isfinite().all())
     # A model that diverged has spent its budget all the same: what it drew is shown as mid grey, and said.
-    sides = tuple(dataclasses.replace(side, images=side.images.nan_to_num(0, 1, -1)) for side in sides)
-    hypotheses = ranked(sides[0].images, sides[1].images) if right else ()
-    numbers = _numbers(sides, primary)
+    sides = tuple(_finite(side) for side in sides)
+    unlearnt = tuple(side for side in sides if side.label not in {b.label for b in broken} and _unlearnt(side))
+    asked = primary if primary and (primary.side, primary.channels) == _size(sides[0]) else None
+    tests = _tests(sides)
+    alike = not any(row["p-value"] <= SIGNIFICANT for row in tests)  # chance alone would part the images as far
+    rows = tuple(
+        row | {"named": row["named"] and not (broken or unlearnt or (alike and row["kind"] not in OF_LABELS))}
+        for row in _hypotheses(sides, asked, kinds)
+    )
+    numbers = (*_numbers(sides, asked), *tests)
+    found = _findings(rows, numbers)
     return Report(
         title=title,
-        findings=() if broken else _findings(hypotheses, numbers),
+        findings=found,
+        resolved=tuple(finding for finding in before if finding.kind not in {f.kind for f in found}),
         guarantee=guarantee([side.spending for side in sides], max(side.delta for side in sides)),
         runs=tuple(_run(side) for side in sides),
-        pictures=tuple(_picture(side) for side in sides),
-        numbers=numbers,
-        histogram=_histogram(sides),
-        hypotheses=hypotheses,
+        pictures=_pictures([*map(_finite, earlier), *sides], asked),
+        means=averages([(side.spending.account.run, side.label, side.images) for side in sides]),
+        numbers=tuple({"right": None} | {k: v for k, v in row.items() if k != "p-value"} for row in numbers),
+        charts=_charts(sides, asked),
+        hypotheses=rows,
+        coverage=_coverage(sides, kinds) if rows and not (found or broken or unlearnt) else (),
         warnings=(
             *warnings,
             *(f"{side.label}: the model diverged; nothing can be concluded" for side in broken),
-            *_warnings(sides),
+            *(
+                f"{side.label}: the model drew noise: it has not learnt from so few users at so small an epsilon, and "
+                "nothing is named"
+                for side in unlearnt
+            ),
+            *_collapsed(sides),
+            *(
+                f"the hypothesis {row['kind']} failed on the samples and was left out"
+                for row in rows
+                if not math.isfinite(row["distance"])
+            ),
         ),
         provenance=provenance or {},
     )
 
 
-def ranked(left: torch.Tensor, right: torch.Tensor) -> tuple[dict[str, Any], ...]:
-    """Which transform of the healthy side comes closest to the suspicious one? "none" competes like any other."""
-    left, right = left[:COMPARED], right[:COMPARED]
-    rows: list[dict[str, Any]] = [
-        {"kind": "none", "summary": "none of these", "distance": energy_distance(left, right)}
-    ]
-    for kind, (summary, transform) in TRANSFORMS.items():
-        rows.append({"kind": kind, "summary": summary, "distance": energy_distance(left, transform(right))})
-    return tuple(sorted(rows, key=lambda row: row["distance"]))
+def _finite(side: Samples) -> Samples:
+    return dataclasses.replace(side, images=side.images.nan_to_num(0, 1, -1))
 
 
-def energy_distance(left: torch.Tensor, right: torch.Tensor) -> float:
-    """Szekely's energy distance per pixel: 0 for equal distributions, no bandwidth to choose.
-
-    >>> same = torch.zeros(4, 1, 2, 2)
-    >>> energy_distance(same, same), energy_distance(same, same + 1)
-    (0.0, 2.0)
-    """
-    a, b = left.flatten(1).double(), right.flatten(1).double()
-    between = 2 * torch.cdist(a, b).mean() - _within(a) - _within(b)
-    return max(0.0, float(between)) / a.shape[1] ** 0.5
+def _size(side: Samples) -> tuple[int, int]:
+    return side.images.shape[-1], side.images.shape[1]
 
 
-def _within(rows: torch.Tensor) -> torch.Tensor:
-    return torch.cdist(rows, rows).sum() / max(1, len(rows) * (len(rows) - 1))
+# What explains it
 
 
-def _findings(hypotheses: tuple[dict, ...], numbers: tuple[dict, ...]) -> tuple[Finding, ...]:
-    if not hypotheses or hypotheses[0]["kind"] == "none":
+def _hypotheses(sides: Sequence[Samples], primary: Primary | None, kinds: Sequence[str]) -> tuple[Row, ...]:
+    if len(sides) < 2:
         return ()
-    best, none = hypotheses[0], next(row for row in hypotheses if row["kind"] == "none")
-    score = 1 - best["distance"] / none["distance"]
-    if score < EXPLAINED:
+    left, right = (side.images[:COMPARED] for side in sides)
+    rows = hypotheses.ranked(left, right, (*TRANSFORMS, *kinds))
+    drawn = [side.classes for side in sides if side.classes is not None]
+    if primary is None or len(drawn) < 2:
+        return rows
+    left_seen, right_seen = (
+        (classes, primary.predictions(side.images)) for classes, side in zip(drawn, sides, strict=True)
+    )
+    nothing = next(row["distance"] for row in rows if row["kind"] == "none")
+    return hypotheses.in_order([*rows, *hypotheses.swapped(left_seen, right_seen, nothing)])
+
+
+def _findings(rows: Sequence[Row], numbers: Sequence[Row]) -> tuple[Finding, ...]:
+    best = next((row for row in rows if row["named"]), None)
+    if best is None:
         return ()
     by_name = {row["name"]: row for row in numbers}
     intensity, told_apart = by_name["mean intensity"], by_name["two-sample AUC"]["left"]
     mirrored = "histogram mirrored, " if best["kind"] == "inverted" else ""
+    runner_up = rows[1] if rows[1]["kind"] != "none" else None
+    second = f" (runner-up: {runner_up['summary']}, {max(0, runner_up['score']):.0%})" if runner_up else ""
     summary = (
         f"mean intensity {intensity['left']:.2f} vs {intensity['right']:.2f}, {mirrored}"
-        f"two-sample AUC {told_apart:.2f}: looks like {best['summary']}, which explains {score:.0%} of the difference"
+        f"two-sample AUC {told_apart:.2f}: looks like {best['summary']}, which explains {best['score']:.0%} of the "
+        f"difference{second}"
     )
-    return (
-        Finding(
-            kind=best["kind"], summary=summary, score=round(score, 4), severity="high" if score > 0.7 else "medium"
-        ),
-    )
+    severity = "high" if best["score"] > 0.7 else "medium"
+    return (Finding(kind=best["kind"], summary=summary, score=best["score"], severity=severity),)
 
 
-def _numbers(sides: tuple[Samples, ...], primary: Primary | None) -> tuple[dict, ...]:
-    measures = {
+def _coverage(sides: Sequence[Samples], kinds: Sequence[str]) -> tuple[Row, ...]:
+    left, right = (side.images[:COMPARED] for side in sides)
+    return hypotheses.missed(left, right, (*TRANSFORMS, *kinds))
+
+
+# What differs
+
+
+def _numbers(sides: Sequence[Samples], primary: Primary | None) -> list[Row]:
+    measured = {
         "mean intensity": (lambda x: (x.mean() + 1) / 2, "0 is black, 1 is white"),
         "bright pixels": (lambda x: (x > 0).float().mean(), "share of pixels in the upper half"),
-        "spread": (_spread, "mean distance between two samples, per pixel; near 0 means one picture again and again"),
+        "spread": (measures.spread, "mean distance between two samples, per pixel"),
+        "different pictures": (measures.distinct, f"in effect, of {COMPARED}; near 1 means one again and again"),
     }
-    if primary is not None and primary.network.side == sides[0].images.shape[-1]:
-        measures["primary model's confidence"] = (lambda x: primary.confidence(x).mean(), "mean top class probability")
-    rows = [
-        {"name": name, "note": note}
-        | {
-            key: round(float(of(side.images[:COMPARED])), 4)
-            for key, side in zip(("left", "right"), sides, strict=False)
-        }
-        for name, (of, note) in measures.items()
+    if primary is not None:
+        measured["primary model's confidence"] = (lambda x: primary.confidence(x).mean(), "mean top class probability")
+    rows: list[Row] = [
+        {"name": name, "note": note} | _each(sides, lambda side, of=of: of(side.images[:COMPARED]))
+        for name, (of, note) in measured.items()
     ]
-    if len(sides) == 2:
-        note = "how well a linear classifier tells the sides apart: 0.5 not at all, 1 always"
-        rows.append(
-            {"name": "two-sample AUC", "left": round(two_sample_auc(sides[0].images, sides[1].images), 4), "note": note}
+    if primary is not None and all(side.classes is not None for side in sides):
+        note = "how often it sees the class the sample was drawn as"
+        rows.append({"name": "primary model's accuracy", "note": note} | _each(sides, lambda s: _accuracy(s, primary)))
+    return rows
+
+
+def _each(sides: Sequence[Samples], of: Any) -> Row:
+    return {key: round(float(of(side)), 4) for key, side in zip(("left", "right"), sides, strict=False)}
+
+
+def _accuracy(side: Samples, primary: Primary) -> torch.Tensor:
+    return (primary.predictions(side.images[:COMPARED]) == side.classes[:COMPARED]).float().mean()  # type: ignore[index]
+
+
+def _tests(sides: Sequence[Samples]) -> list[Row]:
+    """Whether the two sets of samples differ at all. Two models of the same data usually do: this names nothing."""
+    if len(sides) < 2:
+        return []
+    left, right = (side.images[:COMPARED] for side in sides)
+    auc = measures.classifier_test(left, right)
+    near, textures = measures.mmd_test(left, right), measures.mmd_test(left, right, features=measures.random_features)
+    about = {
+        "two-sample AUC": (auc, "a linear classifier between the sides: 0.5 tells nothing apart, 1 everything"),
+        "kernel distance, pixels": (near, "maximum mean discrepancy"),
+        "kernel distance, features": (textures, "the same of random convolutions"),
+    }
+    return [
+        {
+            "name": name,
+            "left": round(test.statistic, 4),
+            "note": f"{note}; permutation p-value {test.p_value:.3f}",
+            "p-value": test.p_value,
+        }
+        for name, (test, note) in about.items()
+    ]
+
+
+def _charts(sides: Sequence[Samples], primary: Primary | None) -> tuple[Chart, ...]:
+    images = [side.images[:COMPARED] for side in sides]
+
+    def shares(of: Any) -> dict[str, Any]:
+        found = [tuple(round(share, 5) for share in of(x).tolist()) for x in images]
+        return dict(zip(("left", "right"), found, strict=False))
+
+    charts = [
+        Chart(
+            title="Intensity",
+            lead="How bright the pixels are: the share of each group's pixels in every range.",
+            axis="pixel intensity, dark to bright",
+            edges=tuple(np.linspace(0, 1, 33).tolist()),
+            **shares(measures.intensity_histogram),
+        ),
+        Chart(
+            title="Direction of strokes",
+            lead="The share of edges that run in each direction.",
+            axis="degrees; 0 is level, 90 upright",
+            edges=tuple(np.linspace(0, 180, 19).tolist()),
+            **shares(measures.orientation_spectrum),
+        ),
+    ]
+    if primary is not None:
+        charts.append(
+            Chart(
+                title="Classes",
+                lead="What the primary model takes the samples for.",
+                axis="class",
+                categories=tuple(map(str, range(primary.classes))),
+                **shares(lambda x: measures.class_shares(primary.predictions(x).clamp(min=0), primary.classes)),
+            )
         )
-    return tuple({"right": None} | row for row in rows)
+    return tuple(charts)
 
 
-def _spread(images: torch.Tensor) -> torch.Tensor:
-    flat = images.flatten(1).double()
-    return _within(flat) / flat.shape[1] ** 0.5
+# What to mind
 
 
-def two_sample_auc(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The cross-validated AUC of a linear classifier between the two sides."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.metrics import roc_auc_score
-    from sklearn.model_selection import cross_val_predict
-
-    x = torch.cat([left[:COMPARED], right[:COMPARED]]).flatten(1).numpy()
-    y = np.repeat([0, 1], [min(COMPARED, len(left)), min(COMPARED, len(right))])
-    scores = cross_val_predict(LogisticRegression(max_iter=200, C=0.1), x, y, cv=5, method="decision_function")
-    return float(roc_auc_score(y, scores))
+def _unlearnt(side: Samples) -> bool:
+    """Whether neighbouring pixels have nothing in common: noise, not pictures."""
+    x = side.images[:COMPARED].double()
+    x = x - x.mean((1, 2, 3), keepdim=True)
+    along, down = (x[..., 1:] * x[..., :-1]).mean(), (x[..., 1:, :] * x[..., :-1, :]).mean()
+    return float((along + down) / 2) < SMOOTH * float(x.square().mean()) or float(x.square().mean()) < 1e-6
 
 
-def _histogram(sides: tuple[Samples, ...]) -> dict[str, object]:
-    edges = np.linspace(0, 1, 33)
-    shares = []
-    for side in sides:
-        counts = np.histogram(((side.images + 1) / 2).numpy(), edges)[0]
-        shares.append([round(float(share), 5) for share in counts / counts.sum()])
-    rows = dict(zip(("left", "right"), shares, strict=False))
-    return {"edges": edges.tolist(), "right": None} | rows | {"labels": [side.label for side in sides]}
-
-
-def _warnings(sides: tuple[Samples, ...]) -> tuple[str, ...]:
+def _collapsed(sides: Sequence[Samples]) -> tuple[str, ...]:
     return tuple(
-        f"{side.label}: the samples hardly differ from each other; the model may have collapsed and miss rare things"
+        f"{side.label}: the samples hardly differ from each other ({pictures:.1f} different pictures in effect); the "
+        "model has collapsed and would miss what is rare"
         for side in sides
-        if float(_spread(side.images[:COMPARED])) < 0.05
+        if (pictures := measures.distinct(side.images[:COMPARED])) < COLLAPSED
     )
 
 
@@ -176,11 +259,20 @@ def _run(side: Samples) -> dict[str, object]:
     }
 
 
-def _picture(side: Samples) -> Picture:
-    png = pictures.png_bytes(side.images[:SHOWN])
-    return Picture(
-        run=side.spending.account.run,
-        label=side.label,
-        file=f"samples/{side.spending.account.run.replace('/', '-')}.png",
-        png=png,
-    )
+def _pictures(drawn: Sequence[Samples], primary: Primary | None) -> tuple[Picture, ...]:
+    made: dict[str, Picture] = {}
+    for side in drawn:
+        shown, run = side.images[:SHOWN], side.spending.account.run
+        classes = side.classes[:SHOWN] if side.classes is not None else primary.predictions(shown) if primary else ()
+        file = "samples/" + run.replace("/", "-") + ("" if side.round is None else f"-round-{side.round}")
+        while file in made:  # a model compared with itself
+            file += "-again"
+        made[file] = Picture.of(
+            shown,
+            run=run,
+            label=side.label,
+            file=f"{file}.png",
+            round=side.round,
+            classes=[int(seen) for seen in classes],
+        )
+    return tuple(made.values())

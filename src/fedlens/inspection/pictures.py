@@ -1,4 +1,4 @@
-"""Synthetic images as one sprite, and histograms as outlines: pictures small enough to live inside a page."""
+"""Synthetic images as one sprite, histograms as outlines, classes as bars: small enough to live inside a page."""
 
 import base64
 import io
@@ -11,7 +11,10 @@ from PIL import Image
 
 GUTTER = 2
 GUTTER_GREY = 128  # visible between black images as well as between white ones, on a light page and on a dark one
-SIDE_ON_SCREEN = 50  # 28x28 images are doubled and 8x8 images grow six times
+# 28x28 images are doubled and 8x8 images grow six times: a PNG file that is opened alone is large enough to look at,
+# and no more than a third larger (8x8: twice).
+SIDE_ON_SCREEN = 50
+BAR = 0.36  # of the room of its category; two bars and the air around them fill it
 TOPS = (0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)  # where an axis may end: easy to halve in one's head
 
 
@@ -57,6 +60,15 @@ def data_uri(png: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
 
 
+def width(png: bytes) -> int:
+    """How many pixels a PNG file is wide, as its header says.
+
+    >>> width(png_bytes(torch.zeros(2, 1, 28, 28)))
+    118
+    """
+    return int.from_bytes(png[16:20], "big")
+
+
 def outlines(edges: Sequence[float], sides: Sequence[Sequence[float]]) -> tuple[float, list[str]]:
     """Histograms over shared edges as SVG paths in a box of 100 x 100, and the share of its side that fills the height.
 
@@ -67,11 +79,37 @@ def outlines(edges: Sequence[float], sides: Sequence[Sequence[float]]) -> tuple[
     """
     if not -math.inf < edges[0] < edges[-1] < math.inf or any(len(side) != len(edges) - 1 for side in sides):
         raise ValueError(f"Expected growing edges and one count between each two of {len(edges)}.")
+    top, heights = _heights(sides)
+    return top, [_outline(edges, side) for side in heights]
+
+
+def bars(sides: Sequence[Sequence[float]]) -> tuple[float, list[str]]:
+    """Shares of categories as SVG paths in the same box: one bar per category and side, the sides beside each other.
+
+    >>> bars([[1, 1], [0, 9]])[0], bars([[1]])[1]
+    (1.0, ['M32 100V0H68V100'])
+    """
+    if len({len(side) for side in sides}) != 1 or not len(sides[0]):
+        raise ValueError("Expected one count per category on every side.")
+    top, heights = _heights(sides)
+    room = 100 / len(sides[0])
+    starts = [(index - len(sides) / 2) * BAR + 0.5 for index in range(len(sides))]
+    return top, [
+        "".join(
+            f"M{room * (cell + start):.4g} 100V{100 - 100 * height:.4g}H{room * (cell + start + BAR):.4g}V100"
+            for cell, height in enumerate(side)
+        )
+        for start, side in zip(starts, heights, strict=True)
+    ]
+
+
+def _heights(sides: Sequence[Sequence[float]]) -> tuple[float, list[list[float]]]:
+    """Each side as shares of its own total, measured by the share at which the axis ends."""
     counts = [[count if math.isfinite(count) else 0.0 for count in side] for side in sides]  # a model may diverge
     shares = [[count / (sum(side) or 1) for count in side] for side in counts]
     tallest = max(itertools.chain.from_iterable(shares), default=0.0)
     top = next((top for top in TOPS if top >= tallest), 1.0)
-    return top, [_outline(edges, [share / top for share in side]) for side in shares]
+    return top, [[share / top for share in side] for side in shares]
 
 
 def _outline(edges: Sequence[float], heights: Sequence[float]) -> str:

@@ -1,15 +1,19 @@
 """A report: findings first, then pictures, numbers, the guarantee and the provenance; as a page, JSON and text."""
 
+import base64
 import dataclasses
 import datetime
+import hashlib
 import importlib.resources
 import itertools
 import json
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from fedlens import files
 from fedlens.inspection import pictures
@@ -17,6 +21,7 @@ from fedlens.privacy import Guarantee
 
 SEVERITIES = ("high", "medium", "low")
 PICTURE_CHARACTERS = 2_500_000  # leaves room for the words: the page stays under 3 MB, so it can be mailed
+NAMED_CATEGORIES = 16  # more words than this do not fit under a chart; then every second, third, ... is written
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,17 +40,84 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """Synthetic images of one run, as a PNG file that is also written beside the report."""
+    """Synthetic images of one run at one round, as a PNG file that is also written beside the report.
+
+    `classes` says, tile by tile, what the primary model takes the image for; the reader can filter by it.
+    """
 
     run: str
     label: str
     file: str
     png: bytes = dataclasses.field(repr=False)
+    round: int | None = None
+    classes: tuple[int, ...] = ()
+    columns: int = 8
 
     def __post_init__(self) -> None:
+        if self.columns < 1:
+            raise ValueError(f"Expected columns={self.columns} >= 1.")
         path = pathlib.PurePosixPath(self.file)
         if not path.name or path.is_absolute() or ".." in path.parts or "\\" in self.file or "\0" in self.file:
             raise ValueError(f"Expected file={self.file!r} to name a file inside the folder of the report.")
+
+    @classmethod
+    def of(
+        cls,
+        images: torch.Tensor,
+        *,
+        run: str,
+        label: str,
+        file: str,
+        round: int | None = None,
+        classes: Iterable[int] = (),
+        columns: int = 8,
+    ) -> "Picture":
+        """The sprite of `images` [n, c, h, w] in [-1, 1], with one class for each of them or none at all."""
+        taken = tuple(int(name) for name in classes)
+        if taken and len(taken) != len(images):
+            raise ValueError("Expected one class for each image, or none at all.")
+        png = pictures.png_bytes(images, columns=columns)
+        return cls(run=run, label=label, file=file, png=png, round=round, classes=taken, columns=columns)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"run": self.run, "label": self.label, "file": self.file, "round": self.round}
+
+
+def averages(sides: Sequence[tuple[str, str, torch.Tensor]], *, folder: str = "samples") -> tuple[Picture, ...]:
+    """The mean image of each (run, label, images); of two sides also their absolute difference: black is equal."""
+    means = [images.float().mean(0, keepdim=True) for _, _, images in sides]
+    shown = [(run, label, mean) for (run, label, _), mean in zip(sides, means, strict=True)]
+    if len(means) == 2:
+        shown.append(("", "difference", (means[0] - means[1]).abs() - 1))
+    names = ("left", "right", "difference")
+    return tuple(
+        Picture.of(mean, run=run, label=label, file=f"{folder}/mean-{name}.png")
+        for (run, label, mean), name in zip(shown, names, strict=False)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Counts of both sides, between `edges` or per category; every side is shown in shares of its own total."""
+
+    title: str
+    left: tuple[float, ...]
+    right: tuple[float, ...] | None = None
+    edges: tuple[float, ...] = ()
+    categories: tuple[str, ...] = ()
+    lead: str = ""
+    axis: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.edges) == bool(self.categories):
+            raise ValueError("Expected either edges or categories.")
+        expected = len(self.categories) or len(self.edges) - 1
+        if any(len(side) != expected for side in self.sides):
+            raise ValueError(f"Expected {expected} counts on every side.")
+
+    @property
+    def sides(self) -> tuple[tuple[float, ...], ...]:
+        return (self.left,) if self.right is None else (self.left, self.right)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +146,11 @@ class Report:
     pictures: tuple[Picture, ...] = ()
     numbers: tuple[dict[str, Any], ...] = ()
     histogram: dict[str, Any] | None = None
+    charts: tuple[Chart, ...] = ()
+    means: tuple[Picture, ...] = ()
     hypotheses: tuple[dict[str, Any], ...] = ()
+    coverage: tuple[dict[str, Any], ...] = ()
+    resolved: tuple[Finding, ...] = ()
     warnings: tuple[str, ...] = ()
     provenance: dict[str, str] = dataclasses.field(default_factory=dict)
     created: str = dataclasses.field(
@@ -82,7 +158,7 @@ class Report:
     )
 
     def __post_init__(self) -> None:
-        taken = [str(pathlib.PurePosixPath(picture.file)) for picture in self.pictures]
+        taken = [str(pathlib.PurePosixPath(picture.file)) for picture in (*self.pictures, *self.means)]
         if len({"report.json", "report.html", *taken}) < 2 + len(taken):
             raise ValueError(f"Expected every picture to have a file of its own and got {', '.join(taken)}.")
 
@@ -103,12 +179,29 @@ class Report:
         """The gravest first; among equals, the order of the contrast."""
         return tuple(sorted(self.findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
+    @property
+    def missed(self) -> str:
+        """How rare the fault that explains most would have to be to go unnoticed; empty if that was not measured."""
+        closest = next((row for row in _ranking(self.hypotheses) if row.get("kind") != "none"), {})
+        row = next((row for row in self.coverage if row["summary"] == closest.get("summary")), None)
+        if row is None:
+            return ""
+        return f"{row['summary']} on {_rarity(row['percent'])} of the group's users would likely be missed"
+
     def to_dict(self) -> dict[str, Any]:
         """The content of report.json, without anything that strict JSON cannot write."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        images = [{"run": p.run, "label": p.label, "file": p.file} for p in content.pop("pictures")]
-        findings = [dataclasses.asdict(finding) for finding in self.ranked]
-        return _strict(content | {"findings": findings, "guarantee": self.guarantee.to_dict(), "images": images})
+        del content["pictures"]
+        replaced = {
+            "findings": [dataclasses.asdict(finding) for finding in self.ranked],
+            "resolved": [dataclasses.asdict(finding) for finding in self.resolved],
+            "guarantee": self.guarantee.to_dict(),
+            "images": [picture.to_dict() for picture in self.pictures],
+            "means": [picture.to_dict() for picture in self.means],
+            "charts": [dataclasses.asdict(chart) for chart in self.charts],
+            "histogram": self.histogram or _histogram(self.charts, self.sides),
+        }
+        return _strict(content | replaced)
 
     def html(self) -> str:
         """A page that needs nothing but itself. Every value is hostile until jinja2 has escaped it."""
@@ -117,14 +210,21 @@ class Report:
         environment = jinja2.Environment(
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters["figure"] = _figure
+        environment.filters |= {"figure": _figure, "rarity": _rarity, "hash": _hash}
+        environment.filters |= {"uri": pictures.data_uri, "width": pictures.width}
+        room = PICTURE_CHARACTERS - sum(len(pictures.data_uri(mean.png)) for mean in self.means)
+        grids = _grids(self.pictures, room)
         page = importlib.resources.files("fedlens.inspection").joinpath("report.html").read_text(encoding="utf-8")
         return environment.from_string(page).render(
             report=self,
             unbounded=not math.isfinite(self.guarantee.epsilon),
-            shown=_shown(self.pictures),
-            chart=_chart(self.histogram),
+            grids=grids,
+            left_out=sorted(set(_rounds(self.pictures)) - set(_rounds(p for grid in grids for p, _ in grid))),
+            widest=max((pictures.width(picture.png) for picture in self.pictures), default=0) or 1,
+            gutter=pictures.GUTTER,
+            charts=[_drawn(chart) for chart in (*_intensity(self.histogram), *self.charts)],
             bars=_bars(self.hypotheses),
+            unexplained=any("named" in row for row in self.hypotheses) and not any(map(_named, self.hypotheses)),
             run_keys=dict.fromkeys(key for run in self.runs for key in run),
             provenance={"created": self.created, **self.provenance},
         )
@@ -132,13 +232,20 @@ class Report:
     def text(self) -> str:
         """For a terminal: findings, warnings, the guarantee, numbers in columns. No control character gets through."""
         found = [f"[{f.severity}] {f.summary} ({f.kind}, score {_figure(f.score)})" for f in self.ranked]
-        lines = [*(found or ["No finding."]), *(f"warning: {warning}" for warning in self.warnings)]
-        filled = (textwrap.fill(_printable(line), 110, subsequent_indent="    ") for line in lines)
-        privacy = _printable(f"privacy: {self.guarantee.headline}")
+        resolved = [f"[resolved] {finding.summary} ({finding.kind})" for finding in self.resolved]
+        missed = [f"coverage: {self.missed}"] if self.missed else []
+        lines = [
+            *(found or ["Findings resolved." if resolved[1:] else "Finding resolved." if resolved else "No finding."]),
+            *resolved,
+            *(f"warning: {warning}" for warning in self.warnings),
+            *missed,
+        ]
+        filled = (textwrap.fill(printable(line), 110, subsequent_indent="    ") for line in lines)
+        privacy = printable(f"privacy: {self.guarantee.headline}")
         keys = ["name", "left", "right"][: 1 + len(self.sides)]
         rows = [[*(_figure(row.get(key)) for key in keys), row.get("note") or ""] for row in self.numbers]
         blocks = [
-            _printable(self.title),
+            printable(self.title),
             "\n".join(filled),
             privacy,
             _aligned([["", *self.sides, ""], *rows] if rows else []),
@@ -147,7 +254,7 @@ class Report:
 
     def save(self, folder: pathlib.Path) -> None:
         """Write the pictures, report.json and, last, report.html. On a full disk each file is whole or as it was."""
-        for picture in self.pictures:
+        for picture in (*self.pictures, *self.means):
             files.write(folder / picture.file, picture.png)
         files.write(folder / "report.json", json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
         # Generated text may hold half a surrogate pair, which UTF-8 cannot write.
@@ -178,40 +285,119 @@ def _figure(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Generated words may hold escape sequences, which a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 def _aligned(rows: list[list[str]]) -> str:
-    cells = [[_printable(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     padded = ([c[0].ljust(widths[0]), *map(str.rjust, c[1:-1], widths[1:]), c[-1]] for c in cells)
     return "\n".join("  ".join(row).rstrip() for row in padded)
 
 
-def _shown(shown: Iterable[Picture]) -> list[tuple[Picture, str | None]]:
-    """Pictures as data URIs while there is room in the page; the rest are named only."""
-    uris = [(picture, pictures.data_uri(picture.png)) for picture in shown]
-    totals = itertools.accumulate(len(uri) for _, uri in uris)
-    return [(p, uri if total <= PICTURE_CHARACTERS else None) for (p, uri), total in zip(uris, totals, strict=True)]
+def _hash(script: str) -> str:
+    """What a Content-Security-Policy calls a script that it lets run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}"
 
 
-def _chart(histogram: dict[str, Any] | None) -> dict[str, Any] | None:
+def _rarity(percent: float | None) -> str:
+    return "any share" if percent is None else f"fewer than {percent:.3g}%"
+
+
+def _grids(shown: Iterable[Picture], room: int) -> list[list[tuple[Picture, str | None]]]:
+    """For each side its pictures, round by round, as data URIs; without one where even the last rounds have no room.
+
+    Rounds in the middle go first, evenly: where a model began and where it ended matter most.
+    """
+    sides: dict[tuple[str, ...], list[tuple[Picture, str]]] = {}
+    for picture in shown:
+        key = (picture.run, picture.label) if picture.round is not None else (picture.run, picture.label, picture.file)
+        sides.setdefault(key, []).append((picture, pictures.data_uri(picture.png)))
+    whole = [sorted(side, key=lambda pair: pair[0].round or 0) for side in sides.values()]
+    for most in range(max(map(len, whole), default=0), 0, -1):
+        thinned = [_spaced(side, most) for side in whole]
+        if sum(len(uri) for side in thinned for _, uri in side) <= room:
+            return [[*side] for side in thinned]
+    totals = itertools.accumulate(len(side[-1][1]) for side in whole)
+    return [[(side[-1][0], side[-1][1] if total <= room else None)] for side, total in zip(whole, totals, strict=True)]
+
+
+def _spaced(side: list[tuple[Picture, str]], most: int) -> list[tuple[Picture, str]]:
+    """At most so many, evenly spaced, the first and the last among them; the last alone if there may be only one."""
+    if len(side) <= most:
+        return side
+    return [side[round(index * (len(side) - 1) / (most - 1))] for index in range(most)] if most > 1 else side[-1:]
+
+
+def _rounds(shown: Iterable[Picture]) -> list[int]:
+    return sorted({picture.round for picture in shown if picture.round is not None})
+
+
+def _intensity(histogram: dict[str, Any] | None) -> tuple[Chart, ...]:
     if not histogram:
+        return ()
+    right = histogram.get("right")
+    return (
+        Chart(
+            title="Intensity",
+            lead="How bright the pixels are.",
+            axis="pixel intensity, dark to bright",
+            edges=tuple(histogram["edges"]),
+            left=tuple(histogram["left"]),
+            right=None if right is None else tuple(right),
+        ),
+    )
+
+
+def _histogram(charts: Iterable[Chart], labels: tuple[str, ...]) -> dict[str, Any] | None:
+    """The first chart that has edges, under the key by which older readers of report.json know it."""
+    chart = next((chart for chart in charts if chart.edges), None)
+    if chart is None:
         return None
-    edges = [float(edge) for edge in histogram["edges"]]
-    counts = [histogram.get(side) for side in ("left", "right")]
-    top, paths = pictures.outlines(edges, [[float(count) for count in side] for side in counts if side is not None])
-    return {"top": top, "paths": paths, "ticks": (edges[0], (edges[0] + edges[-1]) / 2, edges[-1])}
+    return {"edges": chart.edges, "left": chart.left, "right": chart.right, "labels": labels}
+
+
+def _drawn(chart: Chart) -> dict[str, Any]:
+    """A chart as paths in a box of 100 x 100 and the words along it."""
+    sides = [[float(count) for count in side] for side in chart.sides]
+    edges = [float(edge) for edge in chart.edges]
+    top, paths = pictures.outlines(edges, sides) if edges else pictures.bars(sides)
+    return {
+        "chart": chart,
+        "top": top,
+        "paths": paths,
+        "ticks": (edges[0], (edges[0] + edges[-1]) / 2, edges[-1]) if edges else (),
+        "step": math.ceil(len(chart.categories) / NAMED_CATEGORIES),
+    }
+
+
+def _ranking(hypotheses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The smallest distance first; one that is not finite explains nothing and comes last."""
+    rows = [row | {"distance": float(row["distance"])} for row in hypotheses]
+    return sorted(rows, key=lambda row: row["distance"] if math.isfinite(row["distance"]) else math.inf)
+
+
+def _named(row: dict[str, Any]) -> bool:
+    return bool(row.get("named")) and row.get("kind") != "none"
 
 
 def _bars(hypotheses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The smallest distance first; one that is not finite explains nothing and comes last."""
-    rows = [row | {"distance": float(row["distance"])} for row in hypotheses]
-    finite = [row for row in rows if math.isfinite(row["distance"])]
-    widest = max((row["distance"] for row in finite), default=0.0) or 1.0
-    bars = [
-        row | {"share": max(0.0, row["distance"]) / widest} for row in sorted(finite, key=lambda row: row["distance"])
+    """The ranking, with the width of each bar and a word for the one that is named and for the one after it."""
+    rows = _ranking(hypotheses)
+    widest = max((row["distance"] for row in rows if math.isfinite(row["distance"])), default=0.0) or 1.0
+    judged = any("named" in row for row in rows)
+    named = next(filter(_named, rows), None)
+    best = named or next((row for row in rows if row.get("kind") == "none" or not judged), None)
+    runner_up = next((row for row in rows if row is not best), None) if named else None
+    word = "named" if named else "" if judged else "closest"
+    return [
+        row
+        | {
+            "share": min(1.0, max(0.0, row["distance"] / widest)) if math.isfinite(row["distance"]) else 1.0,
+            "best": row is best,
+            "word": word if row is best else "runner-up" if row is runner_up else "",
+        }
+        for row in rows
     ]
-    return bars + [row | {"share": 1.0} for row in rows if row not in finite]

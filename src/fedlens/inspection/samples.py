@@ -10,23 +10,26 @@ from fedlens import tensorfiles
 from fedlens.ledger import Head, Spending, guarantee
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.privacy import Guarantee
-from fedlens.trees import Tree
+from fedlens.trees import Tree, same_shape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
     images: torch.Tensor = dataclasses.field(repr=False)  # [n, channels, side, side] in [-1, 1]
-    label: str
+    label: str  # of the group
     spending: Spending
     delta: float
+    classes: torch.Tensor | None = dataclasses.field(default=None, repr=False)  # what a conditional model was to draw
+    round: int | None = None  # after which the model drew them
 
     @property
     def guarantee(self) -> Guarantee:
         return guarantee([self.spending], self.delta)
 
     def save(self, path: pathlib.Path) -> None:
-        about = {"label": self.label, "synthetic": True} | provenance(self.spending, self.delta)
-        tensorfiles.write(path, {"images": self.images}, about)
+        about = {"label": self.label, "synthetic": True, "round": self.round}
+        tree = {"images": self.images} | ({} if self.classes is None else {"classes": self.classes})
+        tensorfiles.write(path, tree, about | provenance(self.spending, self.delta))
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Samples":
@@ -34,7 +37,14 @@ class Samples:
         if "spending" not in about or "images" not in tree:
             raise ValueError(f"Expected samples with their guarantee in {path.name}.")
         spending = Spending.from_dict(about["spending"])
-        return cls(images=tree["images"], label=about["label"], spending=spending, delta=about["delta"])
+        return cls(
+            images=tree["images"],
+            label=about["label"],
+            spending=spending,
+            delta=about["delta"],
+            classes=tree.get("classes"),
+            round=about.get("round"),
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,8 +61,15 @@ class Model:
     ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
 
     def sampled(self, count: int, seed: int) -> Samples:
-        images = self.gan.samples(self.generator, count, seed)
-        return Samples(images=images, label=self.label, spending=self.spending, delta=self.delta)
+        images, classes = self.gan.drawn(self.generator, count, seed)
+        return Samples(
+            images=images,
+            label=self.label,
+            spending=self.spending,
+            delta=self.delta,
+            classes=classes,
+            round=self.rounds,
+        )
 
     def save(self, path: pathlib.Path) -> None:
         about = {
@@ -72,12 +89,20 @@ class Model:
             raise ValueError(
                 f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
             )
+        try:
+            gan = gan_from(about["gan"])
+            expected = gan.generator.init(0)
+            spending, delta = Spending.from_dict(about["spending"]), float(about["delta"])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
+        if not same_shape(generator, expected):
+            raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
         return cls(
-            gan=gan_from(about["gan"]),
+            gan=gan,
             generator=generator,
             label=about["label"],
-            spending=Spending.from_dict(about["spending"]),
-            delta=about["delta"],
+            spending=spending,
+            delta=delta,
             recipe_sha256=about["recipe_sha256"],
             rounds=about["rounds"],
             ledger_head=tuple(about["ledger_head"]),

@@ -127,6 +127,7 @@ class ConvGenerator:
     latent: int = 128
     hidden: int = 1024
     widths: tuple[int, ...] = (256, 64, 32)
+    classes: int = 0  # a conditional generator is also told which class to draw
 
     def __post_init__(self) -> None:
         _divisible(self.side, len(self.widths) - 1)
@@ -139,7 +140,7 @@ class ConvGenerator:
         rng = torch.Generator().manual_seed(seed)
         features = self.widths[0] * self._base**2
         params = {
-            "dense0.weight": _glorot((self.hidden, self.latent), rng),
+            "dense0.weight": _glorot((self.hidden, self.latent + self.classes), rng),
             "dense0.shift": torch.zeros(self.hidden),
             "dense1.weight": _glorot((features, self.hidden), rng),
             "dense1.shift": torch.zeros(features),
@@ -165,11 +166,29 @@ class ConvGenerator:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gan:
-    """A generator and a critic that fit together; images lie in [-1, 1]."""
+    """A generator and a critic that fit together; images lie in [-1, 1].
+
+    A conditional pair (`classes` > 0) shares a joint distribution of images and labels: the critic sees a label as one
+    more plane of pixels per class, white for the class it is.
+    """
 
     generator: ConvGenerator
     critic: ConvCritic
     penalty: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.critic.channels != self.generator.channels + self.classes:
+            raise ValueError("Expected a critic with a plane for each channel and each class.")
+
+    @property
+    def classes(self) -> int:
+        return self.generator.classes
+
+    def conditional(self, classes: int) -> "Gan":
+        """The same pair, for images with labels below `classes`."""
+        generator = dataclasses.replace(self.generator, classes=classes)
+        critic = dataclasses.replace(self.critic, channels=generator.channels + classes)
+        return dataclasses.replace(self, generator=generator, critic=critic)
 
     @classmethod
     def paper(cls, side: int = 28, channels: int = 1) -> "Gan":
@@ -184,21 +203,41 @@ class Gan:
         return cls(generator=generator, critic=ConvCritic(side=side, channels=channels, widths=(8, 16)))
 
     def latents(self, *shape: int, rng: torch.Generator) -> torch.Tensor:
-        return torch.randn(*shape, self.generator.latent, generator=rng)
+        """What a generator draws from: normal numbers and, if it is conditional, a class, each equally often."""
+        latents = torch.randn(*shape, self.generator.latent, generator=rng)
+        if not self.classes:
+            return latents
+        labels = torch.randint(self.classes, shape, generator=rng)
+        return torch.cat([latents, _one_hot(labels, self.classes)], -1)
+
+    def labels(self, latents: torch.Tensor) -> torch.Tensor:
+        """The classes that conditional latents ask for."""
+        return latents[..., self.generator.latent :].argmax(-1)
+
+    def shown(self, images: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+        """What the critic sees; a label that is none of the classes is no plane at all."""
+        if not self.classes or labels is None:
+            return images
+        planes = _one_hot(labels, self.classes)[..., None, None].expand(*labels.shape, -1, *images.shape[-2:])
+        return torch.cat([images, planes], -3)
 
     def generator_loss(self, generator: Tree, critic: Tree, latents: torch.Tensor) -> torch.Tensor:
-        return -self.critic.score(critic, self.generator.images(generator, latents)).mean()
+        images = self.generator.images(generator, latents)
+        return -self.critic.score(critic, self.shown(images, self.labels(latents) if self.classes else None)).mean()
 
-    def samples(self, generator: Tree, count: int, seed: int, batch: int = 256) -> torch.Tensor:
-        """Images made in full batches, since every image leans on the statistics of its batch."""
+    def drawn(
+        self, generator: Tree, count: int, seed: int, batch: int = 256
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Images, and labels if conditional; in full batches, since an image leans on the statistics of its batch."""
         rng = torch.Generator().manual_seed(seed)
         device = generator["image.bias"].device
+        latents = [self.latents(batch, rng=rng) for _ in range(-(-count // batch))]
         with torch.no_grad():
-            batches = [
-                self.generator.images(generator, self.latents(batch, rng=rng).to(device)).cpu()
-                for _ in range(-(-count // batch))
-            ]
-        return torch.cat(batches)[:count]
+            images = torch.cat([self.generator.images(generator, part.to(device)).cpu() for part in latents])[:count]
+        return images, self.labels(torch.cat(latents)[:count]) if self.classes else None
+
+    def samples(self, generator: Tree, count: int, seed: int, batch: int = 256) -> torch.Tensor:
+        return self.drawn(generator, count, seed, batch)[0]
 
 
 class Convolutions:
@@ -298,6 +337,10 @@ def _normalised(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     over = (0, *range(2, x.dim()))
     variance, mean = torch.var_mean(x, over, correction=0, keepdim=True)
     return F.relu((x - mean) * (variance + 1e-3).rsqrt() + shift.view(-1, *[1] * (x.dim() - 2)))
+
+
+def _one_hot(labels: torch.Tensor, classes: int) -> torch.Tensor:
+    return (labels[..., None] == torch.arange(classes, device=labels.device)).float()
 
 
 def _glorot(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:

@@ -1,0 +1,187 @@
+"""PRIVATE. What a recipe needs beside the data: its population, the primary model, thresholds, selections."""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from fedlens import data, trees
+from fedlens.curator import Curator
+from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.models.primary import open_primary
+from fedlens.population import DataError, Population
+from fedlens.privacy import Unit
+from fedlens.recipes import Recipe
+from fedlens.selection import (
+    AccuracyBetween,
+    AccuracyHistogram,
+    Classified,
+    OfClasses,
+    WithAttribute,
+    accuracies,
+    quantiles,
+)
+
+Thresholds = Mapping[float, float]  # accuracies, by the quantile that each was learnt as
+
+
+def population(recipe: Recipe) -> tuple[Population, data.Public | None]:
+    """The users with their examples, the bug planted; and the public examples that come with them, if any do."""
+    found, public = _read(recipe)
+    if "x" not in found.columns:
+        raise DataError(f"Expected an image column 'x', found {', '.join(sorted(found.columns))}.")
+    if found.columns["x"].shape[1:] != (1, recipe.side, recipe.side):
+        shape = tuple(found.columns["x"].shape[1:])
+        colour = len(shape) == 3 and shape[0] == 3
+        why = "they are in colour, and grey ones are expected" if colour else "see `side`"
+        raise DataError(f"Expected images of (1, {recipe.side}, {recipe.side}), got {shape}: {why}.")
+    if recipe.data.source == "population":  # what other sources hold was checked as it was read
+        found = _sound(found)
+    if len(found) > recipe.privacy.population:
+        declared = recipe.privacy.population
+        raise DataError(f"Expected at most population={declared} users, as the recipe declares; the data hold more.")
+    if bug := recipe.data.bug:
+        found = data.planted(found, bug.kind, bug.fraction, bug.seed, of=bug.of, mark=bug.mark, classes=bug.classes)
+    return found, public
+
+
+def _sound(found: Population) -> Population:
+    """Pixels that a run can use, and labels and attributes in the type it works with."""
+    x = found.columns["x"]
+    if x.dtype not in (np.uint8, np.float32, np.float64):
+        raise DataError(f"Expected x as bytes (uint8) or floats in [-1, 1], got {x.dtype}.")
+    if x.dtype != np.uint8:
+        for start in range(0, len(x), 65536):
+            data.as_images(np.asarray(x[start : start + 65536]), f"x (rows from {start})")
+    other = {name: column for name, column in found.columns.items() if name != "x" and column.dtype.kind in "iu"}
+    columns = {**found.columns, **{name: column.astype(np.int64) for name, column in other.items()}}
+    return dataclasses.replace(found, columns=columns)
+
+
+def _read(recipe: Recipe) -> tuple[Population, data.Public | None]:
+    source = recipe.data
+    if source.source == "digits":
+        return data.digits(source.deal_to or 100)
+    if source.source == "population":
+        return Population.open(source.path or ""), None
+    path, labels = pathlib.Path(source.path or ""), source.labels if recipe.reads_labels else None
+    users: str | int = source.deal_to or source.users
+    return data.from_npz(path, images=source.images, labels=labels, users=users, attributes=source.attributes), None
+
+
+def primary(recipe: Recipe, public: data.Public | None, kept: pathlib.Path) -> Primary | None:
+    """The model whose mistakes are looked into: as `kept`, so that a resumed run asks the very same classifier."""
+    wanted = recipe.primary
+    if wanted is None:
+        return None
+    open_kept = functools.partial(open_primary, side=recipe.side)
+    if wanted.model is not None:  # a program of somebody else's says nothing about the images it expects
+        open_kept = functools.partial(open_kept, values=wanted.values, channels_last=wanted.channels_last)
+        if not kept.exists():
+            open_kept(pathlib.Path(wanted.model)).save(kept)
+    if not kept.exists():
+        if wanted.public is not None:
+            columns = wanted.public
+            public = data.public_npz(pathlib.Path(columns.path), images=columns.images, labels=columns.labels)
+        if public is None:
+            raise ValueError("Expected primary.model or [primary.public] in the recipe: there is no classifier to ask.")
+        classes = int(public.labels.max()) + 1
+        small = ConvClassifier(side=recipe.side, classes=classes, widths=wanted.widths)
+        network = ConvClassifier.paper(recipe.side, classes) if wanted.network == "paper" else small
+        images, labels = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
+        Primary(network, network.fitted(images, labels, seed=recipe.seed, epochs=wanted.epochs)).save(kept)
+    found = open_kept(kept)
+    if found.classes < 2:
+        raise ValueError("Expected a primary model with at least two classes: with one, nothing can be wrong.")
+    return found
+
+
+def check(recipe: Recipe, population: Population, primary: Primary | None) -> None:
+    """Before anything is released: the columns that selections go by must be there, and known to the primary model."""
+    if recipe.model.classes:
+        if "y" not in population.columns:
+            raise DataError("Expected labels for a conditional model (model.classes).")
+        _labels_below(recipe.model.classes, population, "model.classes of the recipe")
+    if any(selection.by == "everyone" for selection in recipe.selections.values()):
+        units = population.by_example() if recipe.privacy.unit == Unit.EXAMPLE else population
+        try:
+            recipe.privacy.sampler().check(len(units), selected=False)
+        except ValueError as error:
+            raise DataError(str(error)) from None
+    for selection in recipe.selections.values():
+        by_primary = selection.by in ("accuracy", "right", "wrong")
+        if by_primary and (primary is None or "y" not in population.columns):
+            raise DataError(f"Expected labels and a primary model to select by {selection.by}.")
+        if selection.by == "class" and "y" not in population.columns:
+            raise DataError("Expected labels to select by class.")
+        if by_primary or selection.by == "class":
+            data.as_labels(population.columns["y"], "y")
+            if by_primary and primary:
+                _labels_below(primary.classes, population, "the number of classes that the primary model knows")
+        if selection.attribute:
+            column = population.only(selection.attribute).columns[selection.attribute]
+            data.as_whole_numbers(column, selection.attribute)
+
+
+def _labels_below(classes: int, population: Population, what: str) -> None:
+    unknown = data.as_labels(population.columns["y"], "y") >= classes
+    if unknown.any():
+        row = int(np.argmax(unknown))
+        raise DataError(f"Expected labels below {classes}, {what}; row {row}, with rows sorted by user, holds another.")
+
+
+def thresholds(recipe: Recipe, primary: Primary, curator: Curator) -> Thresholds:
+    """Learnt through the door in one release: a noisy histogram of the accuracies of all users."""
+    contribution = AccuracyHistogram(primary=primary).contribution
+    return quantiles(curator.noisy_mean(contribution, {})["users"], recipe.quantiles)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Side:
+    """PRIVATE. The users, the primary model, and what it makes of each of them where groups are sorted by that."""
+
+    population: Population
+    primary: Primary | None
+    accuracies: np.ndarray | None
+
+    @classmethod
+    def of(cls, recipe: Recipe, kept: pathlib.Path) -> "Side":
+        """All that a recipe needs beside the data; refuses before anything is released."""
+        users, public = population(recipe)
+        model = primary(recipe, public, kept)
+        check(recipe, users, model)
+        by_accuracy = any(selection.by == "accuracy" for selection in recipe.selections.values())
+        return cls(users, model, accuracies(users, model) if by_accuracy and model else None)
+
+    def fingerprint(self) -> str:
+        """Changes with anything that groups and contributions depend on; for use under a secret key only."""
+        asked = self.primary.digest if self.primary else ""
+        judged = "" if self.accuracies is None else hashlib.sha256(self.accuracies.tobytes()).hexdigest()
+        return f"{self.population.fingerprint()} {asked} {judged}"
+
+
+def selected(recipe: Recipe, name: str, side: Side, thresholds: Thresholds) -> Population:
+    """The units that a model is trained on, with nothing but what it is trained on: images and, if known, labels."""
+    chosen = _chosen(recipe, name, side, thresholds)
+    chosen = chosen.only(*(column for column in ("x", "y") if column in chosen.columns))
+    return chosen.by_example() if recipe.privacy.unit == Unit.EXAMPLE else chosen
+
+
+def _chosen(recipe: Recipe, name: str, side: Side, thresholds: Thresholds) -> Population:
+    rule, population, primary = recipe.selections[name], side.population, side.primary
+    if rule.by == "everyone":
+        return population
+    if rule.by == "class":
+        return OfClasses(classes=rule.classes or (), minimum=rule.minimum_examples)(population, name)
+    if rule.by == "attribute":
+        return WithAttribute(attribute=rule.attribute or "", values=rule.values or ())(population, name)
+    if primary is None or "y" not in population.columns:
+        raise DataError(f"Expected labels and a primary model to select by {rule.by}.")
+    if rule.by == "accuracy" and side.accuracies is not None:
+        at_least, below = rule.interval(thresholds)
+        return AccuracyBetween(at_least=at_least, below=below)(population, name, side.accuracies)
+    return Classified(right=rule.by == "right", minimum=rule.minimum_examples)(population, name, primary)

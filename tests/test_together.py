@@ -1,0 +1,131 @@
+"""Several models in one vectorised run: each gets what it would have got alone."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from fedlens import trees
+from fedlens.algorithms import FedAvgGan, run_together
+from fedlens.curator import PrivacySpentError
+from fedlens.ledger import Account, Ledger
+from fedlens.population import Population
+from fedlens.privacy import Everyone, L2Clip, Plan
+from fedlens.randomness import Randomness
+from fedlens.simulation import Engine, SimulatedCurator, Together
+
+PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.05), noise_multiplier=0.5, releases=3, expected_contributors=4.0)
+
+
+def groups(users):
+    """The users and, as other groups, parts of them: of different size."""
+    return [
+        users,
+        dataclasses.replace(users, starts=users.starts[2:], counts=users.counts[2:]),
+        dataclasses.replace(users, starts=users.starts[:1], counts=users.counts[:1]),
+    ]
+
+
+def doors(populations, book, algorithm, noise=PLAN.noise_multiplier):
+    return [
+        SimulatedCurator(
+            population,
+            dataclasses.replace(PLAN, noise_multiplier=noise),
+            ledger=book,
+            account=Account(run=f"run {place}", population="users", simulated=True),
+            randomness=Randomness.seeded(place),
+            engine=Engine(chunk=2),
+            examples_per_unit=algorithm.examples_per_unit,
+        )
+        for place, population in enumerate(populations)
+    ]
+
+
+@pytest.fixture
+def members(gan):
+    one = FedAvgGan(gan=gan, batch=4, local_steps=3, local_rate=0.01, generator_batch=8)
+    return [dataclasses.replace(one, seed=seed) for seed in (3, 4, 5)]
+
+
+def rounds(members, populations, *, noise, chunk, book):
+    together = Together(doors(populations, book, members[0], noise), chunk)
+    return list(run_together(members, together, [member.start() for member in members]))
+
+
+def alone(members, populations, *, noise):
+    made = doors(populations, Ledger(), members[0], noise)
+    return [list(member.run(door, member.start())) for member, door in zip(members, made, strict=True)]
+
+
+@pytest.mark.parametrize("chunk", [2, 100])
+def test_together_is_each_alone(users, members, chunk):
+    """With noise in the first round, without it in all: the name of a question, and its noise, hang on every bit."""
+    book = Ledger()
+    for noise, compared in ((PLAN.noise_multiplier, 1), (0.0, PLAN.releases)):
+        ours = rounds(members, groups(users), noise=noise, chunk=chunk, book=book if noise else Ledger())
+        theirs = alone(members, groups(users), noise=noise)
+        assert len(ours) == PLAN.releases
+        for number, place in itertools.product(range(compared), range(3)):
+            torch.testing.assert_close(ours[number][place], theirs[place][number], rtol=1e-3, atol=1e-4)
+    assert [book.spent(f"run {place}", "train") for place in range(3)] == [PLAN.releases] * 3
+    first, second, _ = (trees.part(state, "critic")["conv0.weight"] for state in ours[-1])
+    assert not torch.allclose(first, second, atol=1e-3), "seeds must matter"
+
+
+def test_the_bounds_hold_for_the_loud(members):
+    """One unit a million times as loud as the others moves its own sum by the bound, and no other sum."""
+
+    def vectors(rows):
+        return Population.from_arrays("v", {"x": np.asarray(rows, np.float32)}, np.ones(len(rows), np.int64))
+
+    quiet, loud = [[0.01, 0.0], [0.0, 0.01]], [[0.01, 0.0], [1e6, 0.0]]
+    answers = []
+    for first in (quiet, loud):
+        made = doors([vectors(first), vectors(quiet)], Ledger(), members[0], noise=0.0)
+        answers.append(Together(made, 4).noisy_means([send, send], [{"m": torch.zeros(1)}] * 2))
+    moved = trees.norm(trees.add(answers[1][0], answers[0][0], -1.0)) * PLAN.expected_contributors
+    assert PLAN.bound.norm * 0.9 < moved <= PLAN.bound.norm + 0.01 + 1e-6
+    assert torch.equal(answers[0][1]["update"], answers[1][1]["update"])
+
+
+def test_a_bad_unit_is_silent(members):
+    rows = np.asarray([[0.01, 0.0], [float("nan"), 1.0]], np.float32)
+    good = Population.from_arrays("v", {"x": rows[:1]}, np.ones(1, np.int64))
+    both = Population.from_arrays("v", {"x": rows}, np.ones(2, np.int64))
+    for contribute in (send, moody):
+        first = Together(doors([good], Ledger(), members[0]), 4).noisy_means([contribute], [{"m": torch.zeros(1)}])
+        second = Together(doors([both], Ledger(), members[0]), 4).noisy_means([contribute], [{"m": torch.zeros(1)}])
+        for answer in (first, second):
+            assert answer[0]["update"].isfinite().all()
+
+
+def test_a_spent_plan_answers_no_more(users, members):
+    door = Together(doors([users], Ledger(), members[0]), 4)
+    for _ in range(PLAN.releases):
+        door.noisy_means([send_mean], [{"m": torch.zeros(1)}])
+    assert door.remaining == 0
+    with pytest.raises(PrivacySpentError):
+        door.noisy_means([send_mean], [{"m": torch.zeros(1)}])
+
+
+def test_members_that_differ_by_more_than_their_seed_are_refused(users, members):
+    odd = [members[0], dataclasses.replace(members[1], local_rate=0.5)]
+    with pytest.raises(ValueError, match="seed only"):
+        next(run_together(odd, Together(doors([users, users], Ledger(), members[0]), 4), [m.start() for m in odd]))
+
+
+def send(message, examples, memory):
+    return {"update": examples["x"][0]}, memory
+
+
+def send_mean(message, examples, memory):
+    return {"update": examples["x"].float().mean()[None] / 255}, memory
+
+
+def moody(message, examples, memory):
+    """Cannot be vectorised: it looks at the numbers."""
+    if examples["mask"].sum() and not examples["x"].isfinite().all():
+        raise ValueError("quotes private data")
+    return {"update": examples["x"][0]}, memory
