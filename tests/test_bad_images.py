@@ -631,12 +631,20 @@ def planting(kind):
 
 @pytest.mark.parametrize("name", ["raising", "shrinking", "nan", "whole", "nothing"])
 def test_a_bug_that_breaks_images_is_named_quotes_nothing_and_costs_nothing(tmp_path, foreign, name):
-    assert_refused(ran(written(tmp_path, more=planting(f"somebodys:{name}"))), f"somebodys:{name}")
+    assert_refused(ran(written(tmp_path, more=planting(f"somebodys:{name}")), "--simulate", "1"), f"somebodys:{name}")
     assert standing(tmp_path) == (0, 0)
 
 
+def test_a_bug_of_ones_own_is_planted_in_simulations_only(tmp_path, foreign):
+    """Its code sees every image, and could keep them."""
+    done = ran(written(tmp_path, more=planting("somebodys:loud")))
+    assert done.code == 2
+    assert "--simulate" in done.err
+    assert not list((tmp_path / "out").glob("bad-*"))
+
+
 def test_a_bug_that_prints_leaves_the_answer_clean(tmp_path, foreign):
-    done = ran(written(tmp_path, more=planting("somebodys:loud")), "--json")
+    done = ran(written(tmp_path, more=planting("somebodys:loud")), "--json", "--simulate", "1")
     json.loads(done.out)
     assert SECRET not in done.out + done.err
 

@@ -115,6 +115,9 @@ def test_what_is_gone_is_resolved():
     old = Finding(kind="inverted", summary="looked inverted", score=0.9, severity="high")
     fixed = contrast(*pair(letters(300, 0), letters(300, 1)), before=[old])
     assert (fixed.findings, fixed.resolved) == ((), (old,))
+    noise = torch.rand(300, 1, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert contrast(*pair(noise, letters(300, 1)), before=[old]).resolved == ()  # nothing can be concluded
+    assert contrast(samples(letters(300, 0)), before=[old]).resolved == ()
     still = contrast(*pair(-letters(300, 0), letters(300, 1)), before=[old])
     assert (len(still.findings), still.resolved) == (1, ())
 

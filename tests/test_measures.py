@@ -19,9 +19,7 @@ from fedlens.inspection.measures import (
     classifier_test,
     distinct,
     intensity_histogram,
-    mean_image,
     mmd_test,
-    nearest_share,
     orientation_spectrum,
     random_features,
     spread,
@@ -186,36 +184,12 @@ def test_constant_features_do_not_count():
     assert padded.statistic == pytest.approx(plain.statistic, abs=1e-9)
 
 
-@pytest.mark.parametrize("measure", [classifier_test, mmd_test, nearest_share])
+@pytest.mark.parametrize("measure", [classifier_test, mmd_test])
 def test_sides_that_cannot_be_compared_are_refused(measure):
     with pytest.raises(ValueError, match="Expected at least two samples a side"):
         measure(drawn(1, 0), drawn(5, 1))
     with pytest.raises(ValueError, match="all of one shape"):
         measure(drawn(5, 0), drawn(5, 1, side=16))
-
-
-# Neighbours
-
-
-def test_nearest_neighbours_are_those_of_a_plain_loop():
-    left, right = drawn(9, 0), drawn(7, 1)
-    rows = torch.cat([left, right]).flatten(1).double()
-    own = 0
-    for i in range(9):
-        others = [(float((rows[i] - rows[j]).norm()), j) for j in range(16) if j != i]
-        own += min(others)[1] < 9
-    assert nearest_share(left, right) == pytest.approx(own / 9)
-
-
-def test_nearest_neighbours_of_sides_apart_and_of_sides_alike():
-    assert nearest_share(drawn(30, 0), drawn(30, 1) + 5) == 1
-    shares = [nearest_share(drawn(10, 2 * seed), drawn(30, 2 * seed + 1)) for seed in range(200)]
-    assert np.mean(shares) == pytest.approx(9 / 39, abs=3.5 * np.std(shares) / math.sqrt(200))
-
-
-def test_ties_between_neighbours_are_divided():
-    same = torch.zeros(4, 1, 8, 8)
-    assert nearest_share(same, same[:3]) == pytest.approx(3 / 6)
 
 
 # Features
@@ -284,11 +258,6 @@ def test_spread_is_the_mean_over_pairs(images):
     assert spread(images) == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_mean_image_keeps_its_shape():
-    images = drawn(5, 0, channels=3)
-    torch.testing.assert_close(mean_image(images), sum(images) / 5)
-
-
 @given(st.lists(st.integers(0, 4), max_size=30))
 def test_class_shares_are_counts(predictions):
     shares = class_shares(torch.tensor(predictions, dtype=torch.long), 5)
@@ -355,7 +324,6 @@ def test_degenerate_sides_give_numbers(test, features, left, right):
         assert random_features(side).isfinite().all()
         assert 1 <= distinct(side) <= len(side)
         assert math.isfinite(spread(side))
-    assert 0 <= nearest_share(left, right) <= 1
 
 
 @pytest.mark.parametrize("count", [2, 5, 50, 301])

@@ -629,3 +629,24 @@ def test_training_that_cannot_be_is_refused_and_writes_nothing(tmp_path, public,
     with pytest.raises(ValueError, match=match):
         told("train", public, *arguments, "--to", tmp_path / "cnn.safetensors")
     assert not (tmp_path / "cnn.safetensors").exists()
+
+
+class Telling(torch.nn.Module):
+    def __init__(self, path: str):
+        super().__init__()
+        self.path = path
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.path == "":
+            print(x)
+        else:
+            torch.save(x, self.path)
+        return x.flatten(1)[:, :3]
+
+
+@pytest.mark.parametrize("kept", ["", "kept.pt"])
+def test_a_model_that_prints_or_saves_what_it_sees_is_refused(tmp_path, kept):
+    file = torchscript(Telling(kept and str(tmp_path / kept)), tmp_path / "model.pt")
+    with pytest.raises(ValueError, match="neither prints nor saves"):
+        opened(file)
+    assert not (tmp_path / "kept.pt").exists()

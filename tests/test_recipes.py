@@ -121,7 +121,10 @@ def test_an_unknown_name_is_answered_with_the_names_of_its_own_table(override, p
     [
         (text(privacy=privacy(epsilon=None)), "give epsilon or noise_multiplier, one of them"),
         (text(privacy=privacy(noise_multiplier="2.0")), "give epsilon or noise_multiplier, one of them"),
-        (text(privacy=privacy(clip=None)), "give clip or [privacy.adaptive_clip], one of them"),
+        (
+            text(privacy=privacy(clip=None, epsilon=None, noise_multiplier="2.0")),
+            "give clip or [privacy.adaptive_clip], one of them",
+        ),
         (text(privacy=privacy(adaptive_clip="{ start = 0.1 }")), "give clip or [privacy.adaptive_clip], one of them"),
         (text(privacy=privacy(sampling='"poisson"')), "rate goes with sampling = 'poisson', which needs it"),
         (text(privacy=privacy(rate="0.5")), "rate goes with sampling = 'poisson', which needs it"),
@@ -220,7 +223,8 @@ def test_one_mistake_in_a_threshold_is_one_line():
 )
 def test_with_example_level_privacy_an_example_decides_about_itself_alone(chosen, refused):
     written = text(
-        data='source = "digits"\nbug = { kind = "inverted", mark = "version" }',
+        data='source = "npz"\npath = "data.npz"\nattributes = ["version"]',
+        primary="model = 'm.pt'",
         selections__low=chosen,
         selections__high=None,
         privacy=privacy(unit='"example"'),
@@ -229,6 +233,17 @@ def test_with_example_level_privacy_an_example_decides_about_itself_alone(chosen
         assert "one example would decide about its user's others" in "\n".join(problems(written))
     else:
         assert Recipe.parsed(written).privacy.unit == "example"
+
+
+def test_with_example_level_privacy_no_bug_is_planted():
+    """Whom it hits follows from all of a user's images."""
+    written = text(
+        data='source = "digits"\nbug = { kind = "inverted" }',
+        selections__low='by = "everyone"',
+        selections__high=None,
+        privacy=privacy(unit='"example"'),
+    )
+    assert "one example would decide what its user's others hold" in "\n".join(problems(written))
 
 
 @pytest.mark.parametrize("sampling", ['"balanced"\ngroups = 2', '"fixed-size"\nsize = 5'])

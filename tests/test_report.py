@@ -228,7 +228,7 @@ def test_what_would_be_missed():
     page = example().html()
     assert page.index("What would explain it") < page.index("What would be missed") < page.index("fewer than 12.5%")
     assert ">any share<" in page
-    line = "coverage: near word on fewer than 12.5% of the group's users would likely be missed"
+    line = "coverage: near word on fewer than 12.5% of the group's samples would likely be missed"
     assert line in example().text()
     assert "coverage" not in example(hypotheses=()).text()
     assert "What would be missed" not in example(coverage=()).html()
@@ -241,7 +241,14 @@ def test_a_finding_that_is_resolved():
     assert report.text().startswith("word\n\nFinding resolved.\n[resolved] settled word (word)")
     body = report.html().split("<body>")[1]
     assert body.index("Finding resolved.") < body.index("settled word")
-    assert "Nothing to report" not in body
+    assert "No known fault" not in body
+
+
+def test_where_no_model_was_trained_nothing_is_said_of_groups():
+    page = Report(title="none", findings=(), guarantee=GUARANTEE, warnings=("too few",)).html()
+    assert "No model was trained." in page
+    assert "both models" not in page
+    assert "between the two groups" not in page
 
 
 def test_a_guarantee_that_protects_nobody_is_announced_first():
@@ -253,7 +260,7 @@ def test_a_guarantee_that_protects_nobody_is_announced_first():
 
 def test_nothing_found():
     report = example(findings=(), resolved=())
-    assert "Nothing to report: the two groups look alike." in report.html()
+    assert "No known fault was found between the two groups." in report.html()
     assert "warned word" in report.html()
     assert "No finding.\nwarning: warned word" in report.text()
 
@@ -264,7 +271,7 @@ def test_one_run_alone():
     alone = {name: getattr(whole, name)[:1] for name in ("runs", "pictures", "means")}
     report = example(findings=(), resolved=(), charts=(), histogram=histogram, hypotheses=(), **alone)
     assert report.sides == ("left word",)
-    assert "Nothing to report." in report.html()
+    assert "No known fault was found." in report.html()
     assert "1,234" not in report.html()
     assert "1,234" not in report.text()
     assert "both models" not in report.html()

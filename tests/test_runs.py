@@ -872,6 +872,15 @@ def test_data_that_changed_under_an_interrupted_run_gets_no_second_answer(tmp_pa
     assert entries(run) == paid(run, run.recipe.privacy.rounds)
 
 
+def test_a_run_that_lost_the_tag_of_its_data_does_not_go_on(tmp_path):
+    run = created(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(2))
+    (run.folder / "beside.json").unlink()
+    with pytest.raises(DataError, match="they have changed"):
+        Run.opened(run.folder).executed(quiet)
+
+
 def test_example_level_privacy_counts_examples(tmp_path):
     run = created(tmp_path, "privacy.rounds=1", "privacy.unit=example", "privacy.users=450", "privacy.population=600")
     report = run.executed(quiet)

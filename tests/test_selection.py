@@ -1,7 +1,6 @@
 """Who is selected: by one user's data and public models alone; and thresholds, learnt at a price that is paid first."""
 
 import dataclasses
-import json
 import math
 
 import numpy as np
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from toy_recipes import PAIR
 
 from fedlens import preparation, selection
+from fedlens.curator import PrivacySpentError
 from fedlens.ledger import Ledger
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.population import DataError, Population
@@ -244,10 +244,7 @@ def test_a_user_with_very_many_images_is_judged_bit_by_bit():
 
     population, primary = crowd([RIGHT], [RIGHT, WRONG] * 50_000), Primary(Watched())
     assert len(AccuracyBetween(at_least=0.5, below=0.6)(population, "half", accuracies(population, primary))) == 1
-    taken = population.take(np.array([1]))
-    ask = AccuracyHistogram(primary=primary, bins=4).contribution
-    assert ask({}, {name: leaf[0] for name, leaf in taken.items()}, {})[0]["users"].tolist() == [0, 0, 1, 0]
-    assert sum(seen) == 1 + 2 * 100_000
+    assert sum(seen) == 1 + 100_000
     assert max(seen) <= 1024
 
 
@@ -314,8 +311,9 @@ def spread(users, seed=0):
 
 def learnt(door, population, noise=4.0, seed=0, **options):
     plan = dataclasses.replace(LEARNING.threshold_plan, noise_multiplier=noise)
-    curator = door(population, plan, randomness=Randomness.seeded(seed), stage="thresholds", **options)
-    return preparation.thresholds(LEARNING, PRIMARY, curator)
+    judged = side(population).judged()
+    curator = door(judged, plan, randomness=Randomness.seeded(seed), stage="thresholds", **options)
+    return preparation.thresholds(LEARNING, curator)
 
 
 def test_learnt_thresholds_are_close_to_the_true_quantiles(door):
@@ -374,7 +372,7 @@ def test_the_nearest_histogram_keeps_its_total_and_has_no_negative_bin():
 )
 def test_one_user_moves_the_histogram_by_at_most_one(users, extra):
     def total(held):
-        population, ask = crowd(*held).only("x", "y"), AccuracyHistogram(primary=PRIMARY).contribution
+        population, ask = side(crowd(*held)).judged(), AccuracyHistogram().contribution
         taken = population.take(np.arange(len(population)))
         each = [
             ask({}, {name: leaf[i] for name, leaf in taken.items()}, {})[0]["users"] for i in range(len(population))
@@ -386,12 +384,16 @@ def test_one_user_moves_the_histogram_by_at_most_one(users, extra):
 
 
 def test_who_holds_nothing_and_what_is_padded_count_for_nothing():
-    ask = AccuracyHistogram(primary=PRIMARY, bins=4).contribution
-    examples = {"x": torch.zeros(5, 1, 2, 2), "y": torch.ones(5, dtype=torch.int64), "mask": torch.zeros(5)}
-    assert ask({}, examples, {})[0]["users"].tolist() == [0, 0, 0, 0]
-    examples["mask"][:2] = 1
-    examples["y"][2:] = 2
-    assert ask({}, examples, {})[0]["users"].tolist() == [0, 0, 0, 1]
+    ask = AccuracyHistogram(bins=4).contribution
+    for share, mask, expected in (
+        (0.0, 0.0, [0, 0, 0, 0]),
+        (-1.0, 1.0, [0, 0, 0, 0]),
+        (0.0, 1.0, [1, 0, 0, 0]),
+        (0.5, 1.0, [0, 0, 1, 0]),
+        (1.0, 1.0, [0, 0, 0, 1]),
+    ):
+        examples = {"accuracy": torch.tensor([share]), "mask": torch.tensor([mask])}
+        assert ask({}, examples, {})[0]["users"].tolist() == expected
 
 
 def test_the_plan_prices_users_who_come_go_or_change():
@@ -399,7 +401,7 @@ def test_the_plan_prices_users_who_come_go_or_change():
     assert (plan.releases, plan.noise_multiplier, plan.sensitivity) == (1, 4.0, 1.0)
     replaced = dataclasses.replace(plan, neighbours=Neighbours.REPLACE_ONE)
     assert LEARNING.changed(["privacy.neighbours=replace-one"]).threshold_plan == replaced
-    one, other = (AccuracyHistogram(primary=PRIMARY).contribution({}, user, {})[0]["users"] for user in two_users())
+    one, other = (AccuracyHistogram().contribution({}, user, {})[0]["users"] for user in two_users())
     assert float((one - other).norm()) == pytest.approx(math.sqrt(2))
     assert replaced.sensitivity == 2.0
     assert replaced.loss.multiplier == 2.0
@@ -407,7 +409,7 @@ def test_the_plan_prices_users_who_come_go_or_change():
 
 
 def two_users():
-    taken = crowd([RIGHT], [WRONG]).take(np.arange(2))
+    taken = side(crowd([RIGHT], [WRONG])).judged().take(np.arange(2))
     return [{name: leaf[user] for name, leaf in taken.items()} for user in range(2)]
 
 
@@ -424,14 +426,9 @@ def test_the_release_is_charged_before_a_user_is_read(door, monkeypatch):
     assert read == [1] * 5
 
 
-def test_the_same_question_is_answered_alike_and_another_model_is_another_question(door):
+def test_the_same_question_is_answered_alike_and_other_verdicts_are_another_question(door):
     book, population = Ledger(), spread(30)[0].only("x", "y")
     assert learnt(door, population, ledger=book) == learnt(door, population, ledger=book)
     assert book.spent("run", "thresholds") == 1
-
-    class Other(FirstPixel):
-        def digest(self, params):
-            return "another"
-
-    settings = [json.dumps(dataclasses.asdict(AccuracyHistogram(primary=Primary(n)))) for n in (FirstPixel(), Other())]
-    assert settings[0] != settings[1]
+    with pytest.raises(PrivacySpentError):
+        learnt(door, spread(30, seed=1)[0].only("x", "y"), ledger=book)

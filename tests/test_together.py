@@ -84,7 +84,7 @@ def test_the_bounds_hold_for_the_loud(members):
     answers = []
     for first in (quiet, loud):
         made = doors([vectors(first), vectors(quiet)], Ledger(), members[0], noise=0.0)
-        answers.append(Together(made, 4).noisy_means([send, send], [{"m": torch.zeros(1)}] * 2))
+        answers.append(Together(made, 4).noisy_means(send, [{"m": torch.zeros(1)}] * 2))
     moved = trees.norm(trees.add(answers[1][0], answers[0][0], -1.0)) * PLAN.expected_contributors
     assert PLAN.bound.norm * 0.9 < moved <= PLAN.bound.norm + 0.01 + 1e-6
     assert torch.equal(answers[0][1]["update"], answers[1][1]["update"])
@@ -95,8 +95,8 @@ def test_a_bad_unit_is_silent(members):
     good = Population.from_arrays("v", {"x": rows[:1]}, np.ones(1, np.int64))
     both = Population.from_arrays("v", {"x": rows}, np.ones(2, np.int64))
     for contribute in (send, moody):
-        first = Together(doors([good], Ledger(), members[0]), 4).noisy_means([contribute], [{"m": torch.zeros(1)}])
-        second = Together(doors([both], Ledger(), members[0]), 4).noisy_means([contribute], [{"m": torch.zeros(1)}])
+        first = Together(doors([good], Ledger(), members[0]), 4).noisy_means(contribute, [{"m": torch.zeros(1)}])
+        second = Together(doors([both], Ledger(), members[0]), 4).noisy_means(contribute, [{"m": torch.zeros(1)}])
         for answer in (first, second):
             assert answer[0]["update"].isfinite().all()
 
@@ -104,10 +104,10 @@ def test_a_bad_unit_is_silent(members):
 def test_a_spent_plan_answers_no_more(users, members):
     door = Together(doors([users], Ledger(), members[0]), 4)
     for _ in range(PLAN.releases):
-        door.noisy_means([send_mean], [{"m": torch.zeros(1)}])
+        door.noisy_means(send_mean, [{"m": torch.zeros(1)}])
     assert door.remaining == 0
     with pytest.raises(PrivacySpentError):
-        door.noisy_means([send_mean], [{"m": torch.zeros(1)}])
+        door.noisy_means(send_mean, [{"m": torch.zeros(1)}])
 
 
 def test_members_that_differ_by_more_than_their_seed_are_refused(users, members):
@@ -129,3 +129,11 @@ def moody(message, examples, memory):
     if examples["mask"].sum() and not examples["x"].isfinite().all():
         raise ValueError("quotes private data")
     return {"update": examples["x"][0]}, memory
+
+
+def test_doors_with_bounds_of_their_own_are_refused(users, members):
+    """One pass bounds all; were the loosest taken, the others' sensitivity would be exceeded."""
+    first, second = doors([users, users], Ledger(), members[0])
+    second._plan = dataclasses.replace(PLAN, bound=L2Clip(norm=1.0))
+    with pytest.raises(ValueError, match="one bound"):
+        Together([first, second], 4)

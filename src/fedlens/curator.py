@@ -32,5 +32,5 @@ class Curators(Protocol):
     def remaining(self) -> int:
         """How many releases every one of them still allows."""
 
-    def noisy_means(self, contributes: Sequence[Contribute], messages: Sequence[Tree]) -> list[Tree]:
+    def noisy_means(self, contribute: Contribute, messages: Sequence[Tree]) -> list[Tree]:
         """One answer from each, as `Curator.noisy_mean` would give it."""

@@ -4,6 +4,7 @@ Errors name files, columns and row numbers, never a user or a value.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import itertools
 import pathlib
@@ -91,6 +92,12 @@ def as_images(array: np.ndarray, name: str) -> np.ndarray:
     return shaped.astype(np.float32)
 
 
+def check_pixels(column: np.ndarray) -> None:
+    """Reads all images, a part at a time."""
+    for start in range(0, len(column), 65536):
+        as_images(np.asarray(column[start : start + 65536]), f"x (rows from {start})")
+
+
 def as_labels(array: np.ndarray, name: str) -> np.ndarray:
     labels = as_whole_numbers(array, name)
     if len(labels) and labels.min() < 0:
@@ -140,7 +147,7 @@ def planted(
         columns[mark] = np.zeros(len(columns["x"]), np.int64)
         for unit, _ in hit:
             columns[mark][_rows(population, unit)] = 1
-    return Population(population.name, columns, population.starts, population.counts)
+    return dataclasses.replace(population, columns=columns)
 
 
 def _hit_users(population: Population, fraction: float, seed: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -203,12 +210,10 @@ def checked(population: Population) -> list[str]:
         problems.append("offsets.npy does not grow: users overlap")
     if "x" not in population.columns:
         return [*problems, f"there is no image column 'x'; found {', '.join(sorted(population.columns))}"]
-    for start in range(0, len(population.columns["x"]), 65536):
-        try:
-            as_images(np.asarray(population.columns["x"][start : start + 65536]), f"x (rows from {start})")
-        except DataError as error:
-            problems.append(str(error))
-            break
+    try:
+        check_pixels(population.columns["x"])
+    except DataError as error:
+        problems.append(str(error))
     if not problems and population.columns["x"].ndim == 4 and population.columns["x"].shape[1] != 1:
         problems.append("the images are in colour; runs read grey ones, [n, 1, side, side]")
     return problems

@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from fedlens import files, preparation, trees
@@ -178,7 +177,7 @@ def _jobs(group: Sequence[Trial], out: pathlib.Path) -> Iterator[_Job]:
         recipe = listed[0].recipe
         beside = preparation.Side.of(recipe, _primary(recipe, out))
         for trial in listed:
-            users = _compact(preparation.selected(recipe, trial.side, beside, {}))
+            users = preparation.selected(recipe, trial.side, beside, {}).only("x").compact()
             yield _Job(trial=trial, users=users, key=f"{users.fingerprint()} {seed} {trial.side}")
 
 
@@ -192,14 +191,6 @@ def _primary(recipe: Recipe, out: pathlib.Path) -> pathlib.Path:
         first = recipe.changed(["seed=0"])
         preparation.primary(first, preparation.population(first)[1], kept)
     return kept
-
-
-def _compact(chosen: Population) -> Population:
-    """The users with their own rows only."""
-    rows = np.concatenate([np.zeros(0, np.int64), *map(chosen._row_numbers, range(len(chosen)))])
-    columns = {"x": np.ascontiguousarray(chosen.columns["x"][rows])}
-    whole = Population.from_arrays(chosen.name, columns, chosen.counts)
-    return dataclasses.replace(whole, selected=chosen.selected)
 
 
 def _batched(
@@ -238,7 +229,8 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
         )
         counting, training = STAGES
         count_plan, train_plan = recipe.plans
-        counted = door(plan=count_plan, stage=counting, engine=Engine()).noisy_mean(present, {})
+        counter = door(plan=count_plan, stage=counting, engine=Engine(), examples_per_unit=1)
+        counted = counter.noisy_mean(present, {})
         if counted["users"] < recipe.privacy.minimum_users:
             for refused in jobs:
                 _refuse(refused.trial, out)
@@ -287,7 +279,7 @@ def _pairs(row: Row, out: pathlib.Path) -> list[tuple[pathlib.Path, pathlib.Path
 
 
 def _verdict(left: pathlib.Path, right: pathlib.Path) -> dict[str, Any]:
-    report = contrast(Samples.open(left), Samples.open(right))
+    report = contrast(Samples.open(left), Samples.open(right), coverage=False)
     best = report.hypotheses[0]
     return {
         "left": f"{left.parent.name}/{left.stem}",
@@ -335,7 +327,7 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         spread = f" (scores {min(score):.2f} to {max(score):.2f})" if score else ""
         named = f"{r['named']} of {r['tried']}" if r["bug"] != "none" else "-"
         first = f"{r['first']} of {r['tried']}{spread}" if r["bug"] != "none" else "-"
-        otherwise = f"{r['named_otherwise']} of {r['tried']}"
+        otherwise = f"{r['named_otherwise']} of {r['tried']}" + (" pairs" if r["bug"] == "none" else "")
         lines.append(
             f"| {r['bug']} | {r['affected']:.0%} | {r['split']} | {r['epsilon']:.2f} | {r['rounds']}, "
             f"{'-'.join(map(str, r['critic']))} | {named} | {first} | {otherwise} | {r['wanted']} |"

@@ -219,9 +219,19 @@ class Population:
         starts, counts = self.starts[units], self.counts[units]
         return dataclasses.replace(self, name=f"{self.name}/{name}", starts=starts, counts=counts, selected=True)
 
+    def compact(self) -> "Population":
+        """The same units in columns that hold their rows and no others."""
+        rows = self._all_rows()
+        columns = {name: np.ascontiguousarray(column[rows]) for name, column in self.columns.items()}
+        whole = Population.from_arrays(self.name, columns, self.counts)
+        return dataclasses.replace(whole, selected=self.selected, by_examples=self.by_examples)
+
+    def _all_rows(self) -> np.ndarray:
+        return np.concatenate([np.zeros(0, np.int64), *map(self._row_numbers, range(len(self)))])
+
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""
-        rows = np.concatenate([np.zeros(0, np.int64), *map(self._row_numbers, range(len(self)))])
+        rows = self._all_rows()
         starts = np.arange(len(rows))
         return dataclasses.replace(
             self,
@@ -249,7 +259,7 @@ class Population:
 
 
 def _mixed(key: np.uint64, unit: int, count: int) -> np.ndarray:
-    """A random-looking number for each example of a unit (Steele et al. 2014, splitmix64): no privacy hangs on it."""
+    """A random-looking number for each example of a unit, under a secret key (splitmix64, Steele et al. 2014)."""
     with np.errstate(over="ignore"):
         z = (
             key

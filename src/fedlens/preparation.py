@@ -55,8 +55,7 @@ def _sound(found: Population) -> Population:
     if x.dtype not in (np.uint8, np.float32, np.float64):
         raise DataError(f"Expected x as bytes (uint8) or floats in [-1, 1], got {x.dtype}.")
     if x.dtype != np.uint8:
-        for start in range(0, len(x), 65536):
-            data.as_images(np.asarray(x[start : start + 65536]), f"x (rows from {start})")
+        data.check_pixels(x)
     other = {name: column for name, column in found.columns.items() if name != "x" and column.dtype.kind in "iu"}
     columns = {**found.columns, **{name: column.astype(np.int64) for name, column in other.items()}}
     return dataclasses.replace(found, columns=columns)
@@ -134,10 +133,9 @@ def _labels_below(classes: int, population: Population, what: str) -> None:
         raise DataError(f"Expected labels below {classes}, {what}; row {row}, with rows sorted by user, holds another.")
 
 
-def thresholds(recipe: Recipe, primary: Primary, curator: Curator) -> Thresholds:
+def thresholds(recipe: Recipe, curator: Curator) -> Thresholds:
     """Learnt through the door in one release: a noisy histogram of the accuracies of all users."""
-    contribution = AccuracyHistogram(primary=primary).contribution
-    return quantiles(curator.noisy_mean(contribution, {})["users"], recipe.quantiles)
+    return quantiles(curator.noisy_mean(AccuracyHistogram().contribution, {})["users"], recipe.quantiles)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -156,6 +154,11 @@ class Side:
         check(recipe, users, model)
         by_accuracy = any(selection.by == "accuracy" for selection in recipe.selections.values())
         return cls(users, model, accuracies(users, model) if by_accuracy and model else None)
+
+    def judged(self) -> Population:
+        """The users with nothing but the verdict on each: what thresholds are learnt from."""
+        shares = np.zeros(0) if self.accuracies is None else self.accuracies
+        return Population.from_arrays(self.population.name, {"accuracy": shares}, np.ones(len(shares), np.int64))
 
     def fingerprint(self) -> str:
         """Changes with anything that groups and contributions depend on; for use under a secret key only."""

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import re
@@ -18,6 +19,7 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 from fedlens import transforms
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvgGan, Sgd
 from fedlens.ledger import Account, Item, Spending, guarantee
+from fedlens.ledger.spending import composition
 from fedlens.models.gan import Gan
 from fedlens.privacy import (
     Balanced,
@@ -334,6 +336,8 @@ class Recipe(_Table):
             problems.append(f"expected one or two selections, got {len(self.selections)}")
         if THRESHOLDS in self.selections:
             problems.append(f"expected another name for the selection {THRESHOLDS}: it is taken")
+        if self.data.bug and self.privacy.unit == Unit.EXAMPLE:
+            problems.append("data.bug with unit = 'example': one example would decide what its user's others hold")
         if self.primary is None and self.asks_primary:
             problems.append("selections by accuracy, right or wrong need a [primary] model")
         if self.primary and not (self.primary.model or self.primary.public or self.data.source == "digits"):
@@ -400,13 +404,19 @@ class Recipe(_Table):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        p = self.privacy
+        p, found = self.privacy, []
         if p.delta > 1 / p.population:
-            return (
+            found.append(
                 f"delta {p.delta:g} is above 1/{p.population}: a mechanism may publish one whole record with that "
-                "probability and still keep the promise; take delta well below 1 / population",
+                "probability and still keep the promise; take delta well below 1 / population"
             )
-        return ()
+        if p.minimum_users > p.users:
+            found.append(
+                f"minimum_users={p.minimum_users} exceeds users={p.users}: most likely no model will be trained"
+            )
+        if self.data.deal_to and self.data.source == "npz":
+            found.append("deal_to makes users up: the guarantee is about shares of the rows, not about people")
+        return tuple(found)
 
     @property
     def digest(self) -> str:
@@ -530,7 +540,7 @@ class Recipe(_Table):
         models = [spending for spending in spendings if not spending.account.run.endswith(f"/{THRESHOLDS}")]
         if len(models) == len(spendings):
             return joint
-        told = guarantee(models, self.privacy.delta, coarse=20.0).composition
+        told = composition(models, self.privacy.neighbours)
         return dataclasses.replace(joint, composition=f"{told}; and one release of thresholds, which every user is in")
 
     @property
@@ -563,35 +573,39 @@ TRAINING = {
 
 
 def _settled(values: dict[str, Any]) -> dict[str, Any]:
-    """Where a recipe leaves the rounds open, what works without tuning; whatever it says itself stays.
+    """Where a recipe leaves rounds or clip open, what works without tuning; whatever it says itself stays.
 
     Chosen from public numbers alone: more rounds the larger epsilon is, about as many generator steps in all, the
     largest critic whose noise stays within ten times the signal, and counts that cost a twentieth of the whole.
     """
     privacy = values.get("privacy")
-    if not isinstance(privacy, dict) or "rounds" in privacy or not isinstance(privacy.get("epsilon"), int | float):
+    if not isinstance(privacy, dict) or not isinstance(privacy.get("epsilon"), int | float):
         return values
-    if not 1e-3 <= privacy["epsilon"] <= 1e4 or not all(isinstance(values.get(t, {}), dict) for t in _OPEN):
+    if "rounds" in privacy and ("clip" in privacy or "adaptive_clip" in privacy):
+        return values
+    given = [privacy["epsilon"], privacy.get("rounds", 1), privacy.get("count_noise", 1)]
+    tables = [values.get("model", {}), values.get("training", {})]
+    if not all(isinstance(v, int | float) and 1e-3 <= v <= 1e9 for v in given) or given[0] > 1e4:
         return values  # its errors are told as they are
-    rounds = _within(20 * privacy["epsilon"] ** 0.8, ROUNDS)
+    if not all(isinstance(table, dict) for table in tables):
+        return values
+    rounds = privacy.get("rounds", _within(20 * privacy["epsilon"] ** 0.8, ROUNDS))
     counting = max(4.0, 16 / privacy["epsilon"])
     open_here: dict[str, Any] = {"count_noise": counting, "threshold_noise": counting}
-    open_here["minimum_users"] = max(20, round(2.4 * counting))  # else nobody at all would pass for a group
+    floor = 2.4 * privacy.get("count_noise", counting)  # below it, nobody at all would pass for a group
+    open_here["minimum_users"] = max(20, math.ceil(floor))
     open_here |= {} if "adaptive_clip" in privacy else {"clip": 0.1}
     steps = {"generator_steps": _within(840 / rounds, GENERATOR_STEPS)}
     for widths in CRITICS:
         model = {"size": "paper", "critic_hidden": 0, "critic_widths": widths} | _generator(values)
         settled = values | {
             "privacy": open_here | privacy | {"rounds": rounds},
-            "model": model | values.get("model", {}),
-            "training": TRAINING | steps | values.get("training", {}),
+            "model": ({} if "size" in tables[0] else model) | tables[0],
+            "training": TRAINING | steps | tables[1],
         }
         if Recipe.model_validate(settled).noise_to_signal <= NOISE_TO_SIGNAL:
             break
     return settled
-
-
-_OPEN = "model", "training"
 
 
 def _generator(values: dict[str, Any]) -> dict[str, Any]:

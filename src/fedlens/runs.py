@@ -4,10 +4,10 @@
         recipe.toml                the resolved recipe
         run.json                   where the ledger is, whether the noise is simulated
         plan.json, statement.md    the promise, made before any data was read
-        primary.safetensors        the public classifier, where there is one
+        primary.safetensors        the public classifier, where there is one, in whatever form it came
         beside.json                a keyed tag of the data: a resumed run must find them as they were
         thresholds.json            learnt from a noisy histogram, where the recipe asks for quantiles
-        <selection>/               checkpoint.safetensors while it trains; metrics.jsonl, model.safetensors
+        <selection>/               count.json; checkpoint.safetensors while it trains; metrics.jsonl, model.safetensors
         <selection>/rounds/        what the model drew on the way
         samples/, report.html, report.json
         MANIFEST.json              SHA-256 of all of it
@@ -90,6 +90,8 @@ class Run:
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
+        if seed is None and recipe.data.bug and ":" in recipe.data.bug.kind:
+            raise ValueError("Expected --simulate with a bug of one's own: its code sees every private image.")
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
@@ -208,25 +210,28 @@ class Run:
             if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
                 self.abandoned(book)
             raise
-        self._pin(side)
+        self._pin(side, book)
         return side
 
-    def _pin(self, side: Side) -> None:
+    def _pin(self, side: Side, book: Ledger) -> None:
         """A resumed run goes on with the same data and classifier: else a user may be in two groups, priced as one."""
         kept, tag = self.folder / "beside.json", self._randomness(BESIDE).tag(side.fingerprint())
-        if not kept.exists():
+        known = kept.read_text() if kept.exists() else None
+        if known is None and not any(book.spent(item.account.run, item.stage) for item in self.items()):
             files.write(kept, json.dumps({"tag": tag}))
-        elif json.loads(kept.read_text()) != {"tag": tag}:
+        elif known != json.dumps({"tag": tag}):
+            for account in self._accounts():
+                book.must_be_open(account)  # the secret of a closed run is gone, and its tags with it
             raise DataError("Expected the data and the primary model that this run started with; they have changed.")
 
     def _thresholds(self, side: Side, book: Ledger) -> Thresholds:
         """Learnt at a price where the recipe asks for quantiles; a resumed run asks again, and is told the same."""
-        plan, population, primary = self.recipe.threshold_plan, side.population, side.primary
-        if plan is None or primary is None:
+        plan = self.recipe.threshold_plan
+        if plan is None or side.accuracies is None:
             return {}
         randomness = self._randomness(THRESHOLDS)
         door = SimulatedCurator(
-            population.only("x", "y"),
+            side.judged(),
             plan,
             ledger=book,
             account=self.recipe.account(self.name, THRESHOLDS, randomness.simulated),
@@ -234,7 +239,7 @@ class Run:
             stage=THRESHOLDS,
             engine=Engine(),
         )
-        learnt = preparation.thresholds(self.recipe, primary, door)
+        learnt = preparation.thresholds(self.recipe, door)
         told = [{"quantile": quantile, "accuracy": accuracy} for quantile, accuracy in learnt.items()]
         files.write(self.folder / "thresholds.json", json.dumps(told, indent=1))
         return learnt

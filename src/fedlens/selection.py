@@ -89,21 +89,14 @@ class WithAttribute:
 class AccuracyHistogram:
     """What users contribute where thresholds are learnt: a one in the bin of their own accuracy, of norm 1."""
 
-    primary: dataclasses.InitVar[Primary]
-    digest: str = dataclasses.field(init=False)  # of the primary model: settings name the question that is asked
     bins: int = 25
 
-    def __post_init__(self, primary: Primary) -> None:
-        vars(self).update(primary=primary, digest=primary.digest)  # the model itself is no setting that could be named
-
     def contribution(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Who has no examples contributes zeros."""
-        held = int(examples["mask"].sum())
-        users = torch.zeros(self.bins)
-        if held:
-            share = accuracy({name: examples[name][:held] for name in ("x", "y")}, vars(self)["primary"])
-            users[min(int(share * self.bins), self.bins - 1)] = 1.0
-        return {"users": users}, memory
+        """Who has no examples, and so an accuracy of -1, contributes zeros."""
+        share, there = examples["accuracy"][0], examples["mask"][0] > 0
+        place = (share * self.bins).long().clamp(0, self.bins - 1)
+        users = (torch.arange(self.bins, device=place.device) == place).float()
+        return {"users": users * (there & (share >= 0))}, memory
 
 
 def quantiles(histogram: torch.Tensor, wanted: Iterable[float]) -> dict[float, float]:

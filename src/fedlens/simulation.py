@@ -260,14 +260,14 @@ class SimulatedCurator:
         question = self._asked(contribute, message)
         return self._released(self._bounded_sum(question), question.name)
 
-    def _asked(self, contribute: Contribute, message: Tree) -> Question:
+    def _asked(self, contribute: Contribute, message: Tree, how: str = "") -> Question:
         """Charges for one release and draws its cohort: from here on it is spent, whatever happens."""
         if self.remaining <= 0:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
         message = trees.moved({name: message[name] for name in sorted(message)}, self._device)
         work = Work(contribute=contribute, bound=self._plan.bound, grid=self._plan.grid)
         shape = self._shape(work, message)
-        query = self._query(contribute, message)
+        query = self._query(contribute, message, how)
         self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)
         cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort", self._position)
         return Question(name=query, work=work, message=message, cohort=cohort, shape=shape)
@@ -289,13 +289,14 @@ class SimulatedCurator:
                 )
         return self._shapes[key]
 
-    def _query(self, contribute: Contribute, message: Tree) -> str:
+    def _query(self, contribute: Contribute, message: Tree, how: str) -> str:
         """Names the question: account, plan, release, data, memories, code, message. Noise and cohort follow from it.
 
         Asked again, a question meets the same noise, and must then meet the same data: everything that shapes the
         answer is in the name. The ledger keeps it, as a keyed tag against which no guess about the data can be tested.
         """
-        account, engine = dataclasses.asdict(self._account), repr(self.engine)  # another chunk size rounds differently
+        account = dataclasses.asdict(self._account)
+        engine = f"{self.engine!r}{how}"  # another chunk size rounds differently
         if self._randomness.simulated:
             account, engine = {"part": self._account.part}, ""  # a seed repeats a run, whatever its name and machine
         names = [
@@ -325,7 +326,8 @@ class SimulatedCurator:
         examples = {"mask": taken.float()}
         for name, column in self._on_device.items():
             picked = column[place] if len(column) else column.new_zeros(*place.shape, *column.shape[1:])
-            examples[name] = picked * taken.view(*taken.shape, *[1] * (picked.dim() - 2))
+            # Not multiplied: a place that is not taken shows somebody's row, and NaN times zero would be NaN.
+            examples[name] = picked.masked_fill(~taken.view(*taken.shape, *[1] * (picked.dim() - 2)), 0)
         return examples
 
     def _bounded_sum(self, question: Question) -> Tree:
@@ -381,6 +383,8 @@ class Together:
     def __init__(self, doors: Sequence[SimulatedCurator], chunk: int) -> None:
         if any(door.memory for door in doors):
             raise ValueError("Expected doors whose units keep nothing: memories are not stacked.")
+        if len({(door._plan.bound, door._plan.grid, door._device) for door in doors}) > 1:
+            raise ValueError("Expected doors with one bound, on one device: their units are bounded in one pass.")
         self._doors, self._chunk = doors, chunk
         self._passes: dict[Work, Replayed] = {}  # the last kind of pass, recorded
 
@@ -388,12 +392,11 @@ class Together:
     def remaining(self) -> int:
         return min(door.remaining for door in self._doors)
 
-    def noisy_means(self, contributes: Sequence[Contribute], messages: Sequence[Tree]) -> list[Tree]:
-        """One answer for each door. The contributions must be the same code with the same settings but for names."""
-        asked = [
-            door._asked(contribute, message)
-            for door, contribute, message in zip(self._doors, contributes, messages, strict=True)
-        ]
+    def noisy_means(self, contribute: Contribute, messages: Sequence[Tree]) -> list[Tree]:
+        """One answer from each door."""
+        how = f" together {len(self._doors)} x {self._chunk}"
+        doors = zip(self._doors, messages, strict=True)
+        asked = [door._asked(contribute, message, how) for door, message in doors]
         try:
             sums = self._stacked_sums(asked)
         except Exception:  # whatever it says may quote private data; each door has its own way with a bad unit

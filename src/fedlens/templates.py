@@ -74,25 +74,26 @@ _TAIL = """
 [privacy]
 epsilon = 8.0                 # the noise follows from it; or give noise_multiplier instead
 delta = 1e-5                  # well below 1 / users
-rounds = 150
 users = 250                   # a public guess at the users in a group: the divisor of every mean
 population = 600              # a public upper bound on all users
 sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
-clip = 0.05                   # or [privacy.adaptive_clip] with start = 0.05
-minimum_users = 20            # with fewer, by a noisy count, no model is trained
-threshold_noise = 4.0         # on every bin of the histogram that quantiles are learnt from, if any are
+# rounds = 105                # this and all below is left open: it follows from epsilon and users
+# clip = 0.1                  # or [privacy.adaptive_clip] with start = 0.1
+# minimum_users = 20          # with fewer, by a noisy count, no model is trained
+# threshold_noise = 4.0       # on every bin of the histogram that quantiles are learnt from, if any are
 
-[model]
-size = "small"                # noise grows with the number of weights; "paper" wants many thousands of users
-critic_widths = [32, 64]
+# [model]
+# size = "small"              # noise grows with the number of weights; "paper" wants many thousands of users
+# critic_widths = [24, 48]
+# classes = 10                # a conditional model: samples come with labels
 
-[training]
-batch = 32
-local_steps = 3
-local_rate = 2e-3
-generator_steps = 5
-generator_batch = 128
-generator = { kind = "adam", rate = 1e-3, beta1 = 0.5, beta2 = 0.9 }
+# [training]
+# batch = 32
+# local_steps = 2
+# local_rate = 5e-3
+# generator_steps = 8
+# generator_batch = 128
+# generator = { kind = "adam", rate = 1e-3, beta1 = 0.5, beta2 = 0.9 }
 """
 
 

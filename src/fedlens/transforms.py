@@ -39,7 +39,7 @@ def dead_band(x: torch.Tensor) -> torch.Tensor:
     """The rows of the middle seventh are black."""
     side = x.shape[-2]
     rows = torch.arange(side, device=x.device)
-    alive = (rows - (side - 1) / 2).abs() > side / 14
+    alive = (rows - (side - 1) / 2).abs() > max(0.5, side / 14)
     return torch.where(alive[:, None], x, -1.0)
 
 

@@ -84,10 +84,16 @@ class FedAvgGan:
 
     def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
         """One state per round, until the plan is spent."""
+        asked = self._beside.critic_update
         while curator.remaining:
             rng = self._rng(state)
-            mean = curator.noisy_mean(self.critic_update, self.message(state, rng))
+            mean = curator.noisy_mean(asked, self.message(state, rng))
             yield (state := self._advanced(state, mean, rng))
+
+    @property
+    def _beside(self) -> "FedAvgGan":
+        """What runs beside the data knows no seed: members of one experiment ask the same question."""
+        return dataclasses.replace(self, seed=0)
 
     def _rng(self, state: Tree) -> torch.Generator:
         return torch.Generator().manual_seed(_round_seed(self.seed, int(state["round"])))
@@ -127,7 +133,7 @@ class FedAvgGan:
     def _generator_trained(self, state: Tree, latents: torch.Tensor) -> Tree:
         """The generator after a step against the new critic for each batch of latents."""
         parts = trees.part(state, "generator"), trees.part(state, "generator_slots"), trees.part(state, "critic")
-        return state | _generator_steps(dataclasses.replace(self, seed=0))(*parts, {"latents": latents})
+        return state | _generator_steps(self._beside)(*parts, {"latents": latents})
 
     def _generator_step(self, params: Tree, slots: Tree, critic: Tree, latents: torch.Tensor) -> tuple[Tree, Tree]:
         slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)
@@ -149,13 +155,14 @@ def _generator_steps(algorithm: FedAvgGan) -> Replayed:
 
 def run_together(members: Sequence[FedAvgGan], curators: Curators, states: Sequence[Tree]) -> Iterator[list[Tree]]:
     """Several models that differ by their seed and their data, side by side: what `run` does, for each of them."""
-    if len({dataclasses.replace(member, seed=0) for member in members}) > 1:
+    kinds = {member._beside for member in members}
+    if len(kinds) > 1:
         raise ValueError("Expected members that differ by their seed only.")
-    states = list(states)
+    asked, states = kinds.pop().critic_update, list(states)
     while curators.remaining:
         rngs = [member._rng(state) for member, state in zip(members, states, strict=True)]
         messages = [member.message(state, rng) for member, state, rng in zip(members, states, rngs, strict=True)]
-        means = curators.noisy_means([member.critic_update for member in members], messages)
+        means = curators.noisy_means(asked, messages)
         rounds = zip(members, states, means, rngs, strict=True)
         states = [member._advanced(state, mean, rng) for member, state, mean, rng in rounds]
         yield states

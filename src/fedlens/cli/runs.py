@@ -165,6 +165,8 @@ def compare(
     model: Annotated[
         pathlib.Path | None, typer.Option("--model", help="A primary model, to tell classes apart.")
     ] = None,
+    values: Annotated[str, typer.Option(help="The pixels that model expects, as in a recipe.")] = "minus-one-to-one",
+    channels_last: Annotated[bool, typer.Option("--channels-last", help="And in which order.")] = False,
     kinds: Annotated[
         list[str] | None,
         typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another transform that could explain it."),
@@ -176,11 +178,15 @@ def compare(
     from fedlens.models.primary import open_primary
 
     sides = [_model(folder).sampled(512, seed=0) for folder in (left, right)]
+    _, channels, side, _ = sides[0].images.shape
+    primary = None
+    if model is not None:
+        primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
     report = contrast(
         sides[0],
         sides[1],
         title=f"{left.name} vs {right.name}",
-        primary=open_primary(model, side=sides[0].images.shape[-1]) if model else None,
+        primary=primary,
         kinds=kinds or (),
         before=_findings(before) if before else (),
     )

@@ -36,26 +36,26 @@ def contrast(
     kinds: Sequence[str] = (),
     earlier: Sequence[Samples] = (),
     before: Sequence[Finding] = (),
+    coverage: bool = True,
     warnings: tuple[str, ...] = (),
     provenance: dict[str, str] | None = None,
 ) -> Report:
     """`left` is the suspicious side, `right` the healthy one; with one side alone, a sanity check (T1).
 
     `kinds` are further hypotheses (package.module:function), `earlier` what the models drew in earlier rounds, `before`
-    the findings of an earlier report: those that are gone are reported as resolved.
+    the findings of an earlier report: those that are gone are reported as resolved. `coverage` takes seconds.
     """
     sides: tuple[Samples, ...] = (left,) if right is None else (left, right)
     if len({side.images.shape[1:] for side in sides}) > 1:
         raise ValueError("Expected samples of one size to compare.")
-    broken = tuple(side for side in sides if not side.images.isfinite().all())
     # A model that diverged has spent its budget all the same: what it drew is shown as mid grey, and said.
+    failures = tuple(told for side in sides if (told := _failure(side)))
     sides = tuple(_finite(side) for side in sides)
-    unlearnt = tuple(side for side in sides if side.label not in {b.label for b in broken} and _unlearnt(side))
     asked = primary if primary and (primary.side, primary.channels) == _size(sides[0]) else None
     tests = _tests(sides)
     alike = not any(row["p-value"] <= SIGNIFICANT for row in tests)  # chance alone would part the images as far
     rows = tuple(
-        row | {"named": row["named"] and not (broken or unlearnt or (alike and row["kind"] not in OF_LABELS))}
+        row | {"named": row["named"] and not (failures or (alike and row["kind"] not in OF_LABELS))}
         for row in _hypotheses(sides, asked, kinds)
     )
     numbers = (*_numbers(sides, asked), *tests)
@@ -63,7 +63,7 @@ def contrast(
     return Report(
         title=title,
         findings=found,
-        resolved=tuple(finding for finding in before if finding.kind not in {f.kind for f in found}),
+        resolved=() if failures or not rows else tuple(f for f in before if f.kind not in {g.kind for g in found}),
         guarantee=guarantee([side.spending for side in sides], max(side.delta for side in sides)),
         runs=tuple(_run(side) for side in sides),
         pictures=_pictures([*map(_finite, earlier), *sides], asked),
@@ -71,15 +71,10 @@ def contrast(
         numbers=tuple({"right": None} | {k: v for k, v in row.items() if k != "p-value"} for row in numbers),
         charts=_charts(sides, asked),
         hypotheses=rows,
-        coverage=_coverage(sides, kinds) if rows and not (found or broken or unlearnt) else (),
+        coverage=_coverage(sides, kinds) if coverage and rows and not (found or failures) else (),
         warnings=(
             *warnings,
-            *(f"{side.label}: the model diverged; nothing can be concluded" for side in broken),
-            *(
-                f"{side.label}: the model drew noise: it has not learnt from so few users at so small an epsilon, and "
-                "nothing is named"
-                for side in unlearnt
-            ),
+            *failures,
             *_collapsed(sides),
             *(
                 f"the hypothesis {row['kind']} failed on the samples and was left out"
@@ -124,13 +119,14 @@ def _findings(rows: Sequence[Row], numbers: Sequence[Row]) -> tuple[Finding, ...
     by_name = {row["name"]: row for row in numbers}
     intensity, told_apart = by_name["mean intensity"], by_name["two-sample AUC"]["left"]
     mirrored = "histogram mirrored, " if best["kind"] == "inverted" else ""
-    runner_up = rows[1] if rows[1]["kind"] != "none" else None
-    second = f" (runner-up: {runner_up['summary']}, {max(0, runner_up['score']):.0%})" if runner_up else ""
-    summary = (
-        f"mean intensity {intensity['left']:.2f} vs {intensity['right']:.2f}, {mirrored}"
-        f"two-sample AUC {told_apart:.2f}: looks like {best['summary']}, which explains {best['score']:.0%} of the "
-        f"difference{second}"
+    seen = (
+        f"mean intensity {intensity['left']:.2f} vs {intensity['right']:.2f}, {mirrored}two-sample AUC {told_apart:.2f}"
     )
+    if best["kind"] in OF_LABELS:
+        seen = "the primary model disagrees with the labels that were drawn"
+    second = rows[1] if rows[1]["kind"] != "none" else None
+    runner_up = f" (runner-up: {second['summary']}, {max(0, second['score']):.0%})" if second else ""
+    summary = f"{seen}: looks like {best['summary']}, which explains {best['score']:.0%} of the difference{runner_up}"
     severity = "high" if best["score"] > 0.7 else "medium"
     return (Finding(kind=best["kind"], summary=summary, score=best["score"], severity=severity),)
 
@@ -232,12 +228,22 @@ def _charts(sides: Sequence[Samples], primary: Primary | None) -> tuple[Chart, .
 # What to mind
 
 
-def _unlearnt(side: Samples) -> bool:
-    """Whether neighbouring pixels have nothing in common: noise, not pictures."""
+def _failure(side: Samples) -> str | None:
+    """Why nothing can be concluded from these samples, if so."""
+    if not side.images.isfinite().all():
+        return f"{side.label}: the model diverged; nothing can be concluded"
     x = side.images[:COMPARED].double()
     x = x - x.mean((1, 2, 3), keepdim=True)
+    power = float(x.square().mean())
+    if power < 1e-6:
+        return f"{side.label}: the samples are blank; nothing can be concluded"
     along, down = (x[..., 1:] * x[..., :-1]).mean(), (x[..., 1:, :] * x[..., :-1, :]).mean()
-    return float((along + down) / 2) < SMOOTH * float(x.square().mean()) or float(x.square().mean()) < 1e-6
+    if float(along + down) / 2 < SMOOTH * power:
+        return (
+            f"{side.label}: the model drew noise: it has not learnt from so few users at so small an epsilon, and "
+            "nothing can be concluded"
+        )
+    return None
 
 
 def _collapsed(sides: Sequence[Samples]) -> tuple[str, ...]:

@@ -87,10 +87,10 @@ def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing
     for kind, transform in TRANSFORMS.items():
         if transform.labels is None:
             continue
-        classes = 1 + int(max(side.max() for side in (*left, *right)))
+        classes = 1 + int(max(left[0].max(), right[0].max()))
         plain, changed = (_agreed(labels, left[1]) for labels in (left[0], transform.labels(left[0], classes)))
         trusted = _agreed(*right) > 2 / classes  # else the model never learnt what a label means
-        score = 1 - (1 - changed) / max(1 - plain, 1e-6) if trusted else 0.0
+        score = max(-1.0, 1 - (1 - changed) / max(1 - plain, 1e-6)) if trusted else 0.0
         distance = nothing * (1 - score)
         rows.append({"kind": kind, "summary": transform.summary, "distance": distance, "score": round(score, 4)})
     return rows
@@ -101,9 +101,10 @@ def _agreed(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def missed(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(TRANSFORMS)) -> tuple[dict, ...]:
-    """For each bug, the smallest share of the left side's samples that would have to carry it to be named, in percent.
+    """For each bug, the smallest share of the left side's samples that must carry it to be explained by it, in percent.
 
-    Planted on the samples themselves, so that it costs nothing; None where it would not be named at any share.
+    Planted on the samples themselves, so that it costs nothing; None where no share suffices. Another bug may explain a
+    rare one's trace still better, so this is the least that is needed.
     """
     rows = []
     for kind, transform in _of_images(kinds):

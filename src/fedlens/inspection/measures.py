@@ -76,17 +76,6 @@ def mmd_test(
     return _tested(both_left / (n * (n - 1)) + both_right / (m * (m - 1)) - 2 * one_left / (n * m))
 
 
-def nearest_share(left: torch.Tensor, right: torch.Tensor) -> float:
-    """The share of left samples whose nearest other sample is a left one (Schilling, JASA 1986); ties are divided.
-
-    1 means apart. Sides that are alike give (n - 1) / (n + m - 1), which is nearly 0.5 for sides of one size; less than
-    that means that the right side lies between the left samples, as blurred images do.
-    """
-    distances = _squared_distances(_rows(left, right, None)).fill_diagonal_(math.inf)[: len(left)]
-    nearest = (distances <= distances.min(1, keepdim=True).values).double()
-    return float((nearest[:, : len(left)].sum(1) / nearest.sum(1)).mean())
-
-
 def random_features(images: torch.Tensor, seed: int = 0, width: int = 32) -> torch.Tensor:
     """Features for want of a primary model: random filters, learned from nothing, so the same for whatever is compared.
 
@@ -135,11 +124,6 @@ def intensity_histogram(images: torch.Tensor, bins: int = 32) -> torch.Tensor:
     tensor([0.5000, 0.0000, 0.2500, 0.2500], dtype=torch.float64)
     """
     return images.double().clamp(-1, 1).histc(bins, -1, 1) / max(1, images.numel())
-
-
-def mean_image(images: torch.Tensor) -> torch.Tensor:
-    """The mean of all images, [1 or 3, side, side]."""
-    return images.mean(0)
 
 
 def spread(images: torch.Tensor) -> float:

@@ -186,7 +186,7 @@ class Report:
         row = next((row for row in self.coverage if row["summary"] == closest.get("summary")), None)
         if row is None:
             return ""
-        return f"{row['summary']} on {_rarity(row['percent'])} of the group's users would likely be missed"
+        return f"{row['summary']} on {_rarity(row['percent'])} of the group's samples would likely be missed"
 
     def to_dict(self) -> dict[str, Any]:
         """The content of report.json, without anything that strict JSON cannot write."""

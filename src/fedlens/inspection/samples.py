@@ -36,15 +36,17 @@ class Samples:
         tree, about = tensorfiles.read(path)
         if "spending" not in about or "images" not in tree:
             raise ValueError(f"Expected samples with their guarantee in {path.name}.")
-        spending = Spending.from_dict(about["spending"])
-        return cls(
-            images=tree["images"],
-            label=about["label"],
-            spending=spending,
-            delta=about["delta"],
-            classes=tree.get("classes"),
-            round=about.get("round"),
-        )
+        try:
+            return cls(
+                images=tree["images"],
+                label=str(about["label"]),
+                spending=Spending.from_dict(about["spending"]),
+                delta=float(about["delta"]),
+                classes=tree.get("classes"),
+                round=about.get("round"),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

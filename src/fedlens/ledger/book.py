@@ -103,7 +103,7 @@ class Ledger:
             self._reserve([Item(account=account, stage=stage, plan=plan)], "", "")
             if self._count("run = ? and stage = ? and release = ? and query = ?", account.run, stage, release, query):
                 return False
-            self._not_closed(account.run)
+            self.must_be_open(account.run)
             made = self._count("run = ? and stage = ?", account.run, stage)
             if plan.sampling.in_turn and release != made:
                 raise PrivacySpentError(
@@ -133,7 +133,7 @@ class Ledger:
     def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
         new = [item for item in items if not self._reserved(item)]
         for item in new:
-            self._not_closed(item.account.run)
+            self.must_be_open(item.account.run)
         for population in sorted({item.account.population for item in new if not item.account.simulated}):
             mine = [item for item in new if item.account.population == population and not item.account.simulated]
             self._within_budget(population, mine)
@@ -163,7 +163,8 @@ class Ledger:
     def _reservations(self, run: str) -> list[Entry]:
         return self._entries("kind = 'reserve' and run = ?", run)
 
-    def _not_closed(self, run: str) -> None:
+    def must_be_open(self, run: str) -> None:
+        """Refuses a run that was ended."""
         if self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)):
             raise RunClosedError(f"Run {run!r} is closed: what it had not used was returned.")
 

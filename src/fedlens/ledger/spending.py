@@ -68,7 +68,7 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
         neighbours=neighbours,
         sampling="; ".join(dict.fromkeys(plan.sampling.text for plan in plans)),
         accountant=accounting.accountant(plans),
-        composition=_composition(spendings, neighbours),
+        composition=composition(spendings, neighbours),
         simulated=any(spending.account.simulated for spending in spendings),
     )
 
@@ -112,7 +112,7 @@ def _noisy_gaussian(loss: Loss) -> bool:
     return isinstance(loss, Gaussian) and loss.multiplier > 0
 
 
-def _composition(spendings: Sequence[Spending], neighbours: str) -> str:
+def composition(spendings: Sequence[Spending], neighbours: str) -> str:
     if len(spendings) == 1:
         return "all releases of one model"
     groups = {(spending.account.partition, spending.account.part) for spending in spendings}

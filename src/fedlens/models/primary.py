@@ -156,6 +156,9 @@ class Program:
         return torch.cat([self._outputs(part) for part in (images[:half], images[half:])])
 
 
+_TELLTALES = "prim::Print", "aten::save"
+
+
 def _content(path: pathlib.Path) -> bytes:
     try:
         return path.read_bytes()
@@ -190,6 +193,8 @@ def _kind(content: bytes, name: str) -> str:
 
 def _opened(path: pathlib.Path, content: bytes, kind: str, takes: Input) -> Program:
     module, example = _loaded(content, kind, path.name)
+    if kind == "torchscript" and any(told in str(getattr(module, "inlined_graph", "")) for told in _TELLTALES):
+        raise ValueError(f"Expected a model in {path.name} that neither prints nor saves: it sees private images.")
 
     def answer(rows: int) -> Any:
         with torch.no_grad():
