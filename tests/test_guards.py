@@ -70,6 +70,36 @@ MUTATIONS = {
         "(leaf * (1 / self.grid))",
         "test_simulation.py::test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
+    "one bound for all doors that are asked at once": (
+        "simulation.py",
+        "if len({(door._plan.bound, door._plan.grid, door._device) for door in doors}) > 1:",
+        "if False:",
+        "test_together.py::test_doors_with_bounds_of_their_own_are_refused",
+    ),
+    "a planted bug that looks at one user only": (
+        "data.py",
+        'held.update(np.ascontiguousarray(population.columns["x"][piece]).data)',
+        "held.update(str((len(population), piece[0])).encode())",
+        "test_bad_images.py::test_one_user_who_leaves_does_not_change_whom_a_planted_bug_hits[0-users]",
+    ),
+    "the verdict that is asked for once": (
+        "preparation.py",
+        "return AccuracyBetween(at_least=at_least, below=below)(population, name, side.accuracies)",
+        "return AccuracyBetween(at_least=at_least, below=below)(population, name, accuracies(population, primary))",
+        "test_bad_images.py::test_a_model_that_answers_differently_puts_nobody_into_both_groups[Leaning]",
+    ),
+    "the tag of the data": (
+        "runs.py",
+        'elif known != json.dumps({"tag": tag}):',
+        "elif False:",
+        "test_runs.py::test_a_run_that_lost_the_tag_of_its_data_does_not_go_on",
+    ),
+    "the price of learnt thresholds": (
+        "recipes.py",
+        "beside = (count,) * models + ((self.threshold_plan,) if self.threshold_plan else ())",
+        "beside = (count,) * models",
+        "test_recipes.py::test_learnt_thresholds_are_paid_once_by_everybody_and_the_target_is_met",
+    ),
     "the unit that is displaced": (
         "privacy/sampling.py",
         "return SampledGaussian(multiplier=multiplier / 2, rate=self.size / self.population)",
