@@ -20,6 +20,7 @@ LAYERS = (
     {"algorithms", "inspection", "evaluation", "simulation", "flower", "audit"},
     # These may import everything.
     {
+        "defaults",
         "recipes",
         "templates",
         "planning",
