@@ -28,7 +28,7 @@ def groups(users):
     ]
 
 
-def doors(populations, book, algorithm, noise=PLAN.noise_multiplier):
+def doors(populations, book, algorithm, noise=PLAN.noise_multiplier, device="cpu"):
     return [
         SimulatedCurator(
             population,
@@ -36,7 +36,7 @@ def doors(populations, book, algorithm, noise=PLAN.noise_multiplier):
             ledger=book,
             account=Account(run=f"run {place}", population="users", simulated=True),
             randomness=Randomness.seeded(place),
-            engine=Engine(chunk=2),
+            engine=Engine(chunk=2, device=device),
             examples_per_unit=algorithm.examples_per_unit,
         )
         for place, population in enumerate(populations)
@@ -137,3 +137,36 @@ def test_doors_with_bounds_of_their_own_are_refused(users, members):
     second._plan = dataclasses.replace(PLAN, bound=L2Clip(norm=1.0))
     with pytest.raises(ValueError, match="one bound"):
         Together([first, second], 4)
+
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@on_a_gpu
+def test_a_gpu_gives_the_same_answers(users, members):
+    answers = {}
+    for device in ("cpu", "cuda"):
+        made = doors(groups(users), Ledger(), members[0], noise=0.0, device=device)
+        states = [trees.moved(member.start(), device) for member in members]
+        (first, *_) = run_together(members, Together(made, 4), states)
+        answers[device] = [trees.moved(trees.part(state, "critic"), "cpu") for state in first]
+    torch.testing.assert_close(answers["cuda"], answers["cpu"], rtol=1e-3, atol=1e-4)
+
+
+@on_a_gpu
+def test_a_row_that_is_not_finite_reaches_nobody_elses_padding(members):
+    """Places that are not taken point at row 0, whoever owns it."""
+    x = np.full((5, 2), 0.01, np.float32)
+    answers = []
+    for first in (0.01, float("nan")):
+        x[0] = first
+        held = Population.from_arrays("v", {"x": x.copy()}, np.array([1, 4]))
+        (door,) = doors([held], Ledger(), members[0], noise=0.0, device="cuda")
+        answers.append(door.noisy_mean(send_sum, {"m": torch.zeros(1)})["update"].cpu())
+    assert answers[1].isfinite().all()
+    assert answers[1].abs().sum() > 0
+    assert (answers[0] - answers[1]).norm() * PLAN.expected_contributors <= PLAN.bound.norm + 1e-6
+
+
+def send_sum(message, examples, memory):
+    return {"update": (examples["x"] * examples["mask"][:, None]).sum(0)}, memory

@@ -161,10 +161,11 @@ def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
 
 def expected_seconds(recipe: Recipe) -> float:
     """From what made-up users take here and now, one alone or, where that is quick, sixteen side by side."""
-    algorithm, clock, cores = recipe.algorithm(), _Stopwatch(recipe), torch.get_num_threads()
+    one_step = dataclasses.replace(recipe.algorithm(), generator_steps=1)  # of a round's, which are all alike
+    clock, cores = _Stopwatch(recipe), torch.get_num_threads()
     torch.set_num_threads(1)  # as the engine does: every core has users of its own
     try:
-        for _ in algorithm.run(clock, algorithm.start()):
+        for _ in one_step.run(clock, one_step.start()):
             pass
         return clock.seconds_a_round(cores) * recipe.privacy.rounds * len(recipe.selections)
     finally:
@@ -185,7 +186,7 @@ class _Stopwatch:
         unit = {"x": torch.zeros(width, 1, side, side, dtype=torch.uint8), "mask": torch.ones(width)}
         with torch.no_grad():
             seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
-            if seconds < 0.1:
+            if seconds < 0.03:
                 many = {name: leaf.expand(16, *leaf.shape) for name, leaf in unit.items()}
                 together, _ = _timed(lambda: torch.func.vmap(contribute, (None, 0, 0))(message, many, {}))
                 seconds = min(seconds, together / 16)
@@ -197,7 +198,8 @@ class _Stopwatch:
     def seconds_a_round(self, cores: int) -> float:
         """The users' part, and the server's: it lies between the last answer and now."""
         server = time.perf_counter() - self._opened[-1]
-        return self._unit_seconds * self._recipe.plans[1].expected_contributors / cores + server
+        users = self._unit_seconds * self._recipe.plans[1].expected_contributors / cores
+        return users + server * self._recipe.training.generator_steps
 
 
 def duration(seconds: float) -> str:
