@@ -47,7 +47,7 @@ def test_the_floor_covers_what_chance_makes_of_sides_that_are_alike():
 def test_a_mixture_is_scored_as_if_it_had_been_drawn(share):
     """The closed form against samples of which that share carries the bug."""
     left, right, change = blobs(400, 0), blobs(400, 1), TRANSFORMS["rotated-180"].images
-    said = dict(_planted(left, change(left), right, change(right)))[share]
+    said = dict(_planted(*map(_seen, (left, change(left), right, change(right)))))[share]
     mixed = torch.cat([change(left[: round(400 * share)]), left[round(400 * share) :]])
     row = next(row for row in ranked(mixed, right, ["rotated-180"]) if row["kind"] == "rotated-180")
     assert 1 - row["score"] == pytest.approx(1 - said, rel=0.15)

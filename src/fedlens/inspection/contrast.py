@@ -23,6 +23,7 @@ SHOWN = 64
 SIGNIFICANT = 0.05
 SMOOTH = 0.1  # neighbouring pixels of any picture agree more than this; those of noise do not
 COLLAPSED = 4.0  # different pictures in effect
+VARIETY = "different pictures"
 OF_LABELS = {kind for kind, transform in TRANSFORMS.items() if transform.labels}  # these leave the images alone
 Row = dict[str, Any]
 
@@ -75,7 +76,7 @@ def contrast(
         warnings=(
             *warnings,
             *failures,
-            *_collapsed(sides),
+            *_collapsed(sides, numbers),
             *(
                 f"the hypothesis {row['kind']} failed on the samples and was left out"
                 for row in rows
@@ -144,7 +145,7 @@ def _numbers(sides: Sequence[Samples], primary: Primary | None) -> list[Row]:
         "mean intensity": (lambda x: (x.mean() + 1) / 2, "0 is black, 1 is white"),
         "bright pixels": (lambda x: (x > 0).float().mean(), "share of pixels in the upper half"),
         "spread": (measures.spread, "mean distance between two samples, per pixel"),
-        "different pictures": (measures.distinct, f"in effect, of {COMPARED}; near 1 means one again and again"),
+        VARIETY: (measures.distinct, f"in effect, of {COMPARED}; near 1 means one again and again"),
     }
     if primary is not None:
         measured["primary model's confidence"] = (lambda x: primary.confidence(x).mean(), "mean top class probability")
@@ -246,12 +247,13 @@ def _failure(side: Samples) -> str | None:
     return None
 
 
-def _collapsed(sides: Sequence[Samples]) -> tuple[str, ...]:
+def _collapsed(sides: Sequence[Samples], numbers: Sequence[Row]) -> tuple[str, ...]:
+    counted = next(row for row in numbers if row["name"] == VARIETY)
     return tuple(
-        f"{side.label}: the samples hardly differ from each other ({pictures:.1f} different pictures in effect); the "
-        "model has collapsed and would miss what is rare"
-        for side in sides
-        if (pictures := measures.distinct(side.images[:COMPARED])) < COLLAPSED
+        f"{side.label}: the samples hardly differ from each other ({counted[key]:.1f} different pictures in effect); "
+        "the model has collapsed and would miss what is rare"
+        for key, side in zip(("left", "right"), sides, strict=False)
+        if counted[key] < COLLAPSED
     )
 
 

@@ -106,22 +106,22 @@ def missed(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple
     Planted on the samples themselves, so that it costs nothing; None where no share suffices. Another bug may explain a
     rare one's trace still better, so this is the least that is needed.
     """
-    rows = []
+    rows, seen_left, seen_right = [], _seen(left), _seen(right)
     for kind, transform in _of_images(kinds):
         changed = [_changed(transform, side) for side in (left, right)]
         if changed[0] is not None and changed[1] is not None:
-            scores = _planted(left, changed[0], right, changed[1])
+            scores = _planted(seen_left, _seen(changed[0]), seen_right, _seen(changed[1]))
             share = next((share for share, score in scores if score >= NAMED), None)
             rows.append({"kind": kind, "summary": transform.summary, "percent": share and round(100 * share)})
     return tuple(rows)
 
 
-def _planted(*sides: torch.Tensor) -> list[tuple[float, float]]:
+def _planted(*sides: Sequence["_Rows"]) -> list[tuple[float, float]]:
     """(share, score) with the change on that share of the left side: of left, left changed, right, right changed.
 
     Energy distances of mixtures are quadratic in the share.
     """
-    views = list(zip(*map(_seen, sides), strict=True))
+    views = list(zip(*sides, strict=True))
     apart = [_means(*rows) for rows in views]
     scores = []
     for share in SHARES:
