@@ -366,5 +366,6 @@ def _line(place: int, bug: str, points: Sequence[tuple[float, float]]) -> str:
     colour, dash = ("#0b5d8f", "") if place == 0 else ("#b4550a", ' stroke-dasharray="7 4"')
     path = "L".join(f"{_across(e):.1f} {_down(s):.1f}" for e, s in points)
     dots = "".join(f'<circle cx="{_across(e):.1f}" cy="{_down(s):.1f}" r="4" fill="{colour}"/>' for e, s in points)
-    label = f'<text x="{_across(points[0][0]) + 8:.1f}" y="{_down(points[0][1]) - 8:.1f}" fill="{colour}">{bug}</text>'
+    across, down = _across(points[-1][0]), _down(points[-1][1]) + 22 + 18 * place  # below its end, one under the other
+    label = f'<text x="{across:.1f}" y="{down:.1f}" text-anchor="end" fill="{colour}">{bug}</text>'
     return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"{dash}/>{dots}{label}'
