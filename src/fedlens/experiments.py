@@ -4,6 +4,7 @@ A row of the table is a recipe with some settings changed, tried with several se
 plan train together, in one vectorised run; two that would be trained on the very same users with the same seed are one.
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
@@ -28,7 +29,7 @@ from fedlens.recipes import STAGES, Recipe
 from fedlens.runs import SAMPLED, present
 from fedlens.simulation import Engine, SimulatedCurator, Together
 
-UNITS = 700  # of all models together, at once: about 35 GB on a GPU with the largest critic
+UNITS = 700  # of all models together, at once: 26 GB on a GPU with the largest critic, twice while it is recorded
 SUSPICIOUS, HEALTHY = "low", "high"  # the selections of every recipe here
 SLICES = tuple(
     f'selections.{name}={{by="attribute",attribute="release",values=[{value}]}}'
@@ -244,7 +245,8 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
         return
     states = [trees.moved(member.start(), device) for member in members]
     chunk = max(1, min(135, UNITS // len(doors)))
-    *_, states = run_together(members, Together(doors, chunk), states)
+    rounds = run_together(members, Together(doors, chunk), states)
+    states = collections.deque(rounds, maxlen=1).pop()  # those of all rounds would fill a GPU
     for (jobs, run), member, state in zip(asked, members, states, strict=True):
         generator = trees.moved(trees.part(state, "generator"), "cpu")
         images, _ = member.gan.drawn(generator, SAMPLED, seed=0)

@@ -399,6 +399,8 @@ class Together:
         asked = [door._asked(contribute, message, how) for door, message in doors]
         try:
             sums = self._stacked_sums(asked)
+        except torch.OutOfMemoryError:
+            raise  # of shapes, not of data; the other way would take hours without a word
         except Exception:  # whatever it says may quote private data; each door has its own way with a bad unit
             sums = [door._bounded_sum(question) for door, question in zip(self._doors, asked, strict=True)]
         return [door._released(steps, q.name) for door, steps, q in zip(self._doors, sums, asked, strict=True)]
