@@ -20,6 +20,7 @@ from fedlens.transforms import TRANSFORMS, Transform, named
 # A transform is named when it explains away at least this share of the distance. Chosen on models of public images
 # (digits of the test writers, Fashion-MNIST's test images): see docs/results/images.md.
 NAMED = 0.25
+SPECKLE = 0.5  # for additive noise: private models differ by how much of it they draw, without any bug
 SHARES = tuple(share / 20 for share in range(1, 21))
 COARSE = 7  # places a side
 
@@ -74,7 +75,12 @@ def _changed(transform: Transform, images: torch.Tensor) -> torch.Tensor | None:
 def in_order(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
     """The closest first, and whether it is close enough to be named."""
     ordered = sorted(rows, key=lambda row: row["distance"])
-    return tuple(row | {"named": row is ordered[0] and row["score"] >= NAMED} for row in ordered)
+    return tuple(row | {"named": row is ordered[0] and row["score"] >= least(row["kind"])} for row in ordered)
+
+
+def least(kind: str) -> float:
+    """The share of the difference that this bug must explain to be named."""
+    return SPECKLE if kind == "noisy" else NAMED
 
 
 def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing: float) -> list[dict[str, Any]]:
@@ -111,7 +117,7 @@ def missed(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple
         changed = [_changed(transform, side) for side in (left, right)]
         if changed[0] is not None and changed[1] is not None:
             scores = _planted(seen_left, _seen(changed[0]), seen_right, _seen(changed[1]))
-            share = next((share for share, score in scores if score >= NAMED), None)
+            share = next((share for share, score in scores if score >= least(kind)), None)
             rows.append({"kind": kind, "summary": transform.summary, "percent": share and round(100 * share)})
     return tuple(rows)
 
