@@ -14,7 +14,8 @@ from fedlens.algorithms import Sgd
 from fedlens.cli import app
 from fedlens.models.gan import Gan
 from fedlens.planning import published
-from fedlens.recipes import Bug, Quantile, Recipe
+from fedlens.recipe_tables import Bug, Quantile
+from fedlens.recipes import Recipe
 from fedlens.runs import Run
 
 HERE = pathlib.Path(templates.__file__).with_name("recipe_files") / "augenstein2020"

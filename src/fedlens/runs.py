@@ -44,7 +44,8 @@ from fedlens.population import DataError, Population
 from fedlens.preparation import Side, Thresholds
 from fedlens.privacy import Guarantee, accounting
 from fedlens.randomness import Randomness
-from fedlens.recipes import STAGES, THRESHOLDS, Quantile, Recipe, to_toml
+from fedlens.recipe_tables import Quantile
+from fedlens.recipes import STAGES, THRESHOLDS, Recipe, to_toml
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 

@@ -5,11 +5,12 @@ images, named `package.module:function`.
 """
 
 import dataclasses
-import importlib
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+
+from fedlens import functions
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 
@@ -74,14 +75,5 @@ def named(kind: str) -> Transform:
     """One of ours, or a function of images of somebody else's: `package.module:function`."""
     if kind in TRANSFORMS:
         return TRANSFORMS[kind]
-    module, colon, function = kind.partition(":")
-    if not (colon and module and function):
-        raise ValueError(f"Expected one of {', '.join(TRANSFORMS)}, or package.module:function; got {kind!r}.")
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception:  # an import runs code, which may fail in any way
-        raise ValueError(f"Expected a function {function!r} in a module {module!r} that can be imported.") from None
-    if not callable(found):
-        raise ValueError(f"Expected {kind!r} to be a function of images.")
-    told = (found.__doc__ or "").strip() or function
-    return Transform(summary=told.splitlines()[0].rstrip("."), images=found)
+    found = functions.opened(kind, TRANSFORMS, "images")
+    return Transform(summary=functions.summary(found), images=found)

@@ -1,0 +1,187 @@
+"""Sentences as bytes, tokens, vocabularies that say where they come from, and rows of numbers for language models.
+
+A row is START, symbols, END, then -1 up to its width; what does not fit is cut, and a cut row has no END.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from fedlens import functions
+
+SPELLING_START, SPELLING_END, SPELLING_SYMBOLS = 256, 257, 258  # after the bytes 0..255
+PADDING = -1
+SENTENCE_BYTES = 256
+
+_ACCENT = "\u0300"  # stands for every combining mark, which `re` does not count as a part of a word
+_TOKEN = re.compile(rf"<\w+>|@\w+|[\w{_ACCENT}]+(?:['’-][\w{_ACCENT}]+)*|[^\w\s{_ACCENT}]{_ACCENT}*")
+
+
+def tokens(sentence: str) -> list[str]:
+    """Lower-case words, with their inner ' and -; placeholders; every other mark by itself.
+
+    >>> tokens("Well, it's @user's well-known <URL>!")
+    ['well', ',', "it's", '@user', "'", 's', 'well-known', '<url>', '!']
+    """
+    sentence = sentence.lower()
+    if sentence.isascii():
+        return _TOKEN.findall(sentence)
+    outline = "".join(_ACCENT if unicodedata.category(letter)[0] == "M" else letter for letter in sentence)
+    return [sentence[slice(*found.span())] for found in _TOKEN.finditer(outline)]
+
+
+TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"plain": tokens, "whitespace": str.split}
+
+
+def tokenizer(kind: str) -> Callable[[str], list[str]]:
+    """One of ours, or a function from a sentence to its tokens of somebody else's: `package.module:function`."""
+    if kind in TOKENIZERS:
+        return TOKENIZERS[kind]
+    return functions.opened(kind, TOKENIZERS, "a sentence")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """Known words, most frequent first. The `provenance` says what it cost: a public list, or a charged release.
+
+    >>> small = Vocabulary(words=("the", "court"), provenance="public list")
+    >>> small.numbered(["the", "motion"], width=6)
+    array([ 3,  0,  2,  4, -1, -1], dtype=int32)
+    """
+
+    words: tuple[str, ...]
+    provenance: str
+
+    def __post_init__(self) -> None:
+        _check(self.words)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __contains__(self, word: object) -> bool:
+        return word in self._numbers
+
+    @functools.cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {word: number for number, word in enumerate(self.words)}
+
+    @property
+    def unknown(self) -> int:
+        return len(self.words)
+
+    @property
+    def start(self) -> int:
+        return len(self.words) + 1
+
+    @property
+    def end(self) -> int:
+        return len(self.words) + 2
+
+    @property
+    def symbols(self) -> int:
+        return len(self.words) + 3
+
+    def number(self, word: str) -> int:
+        """Of a word; `unknown` if it is none of ours."""
+        return self._numbers.get(word, self.unknown)
+
+    def numbered(self, tokens: Sequence[str], width: int) -> np.ndarray:
+        inner = [self.number(word) for word in tokens[:width]]
+        return _framed(inner, len(tokens) <= width - 2, self.start, self.end, width, np.int32)
+
+    def named(self, row: np.ndarray) -> list[str | None]:
+        """The words of a row; None is one we do not know."""
+        inner = _unframed(row, self.start, self.end)
+        return [self.words[number] if number < self.unknown else None for number in inner]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the file that `save` writes: of the words, whatever their provenance."""
+        return hashlib.sha256(self._content).hexdigest()
+
+    @property
+    def _content(self) -> bytes:
+        return "".join(f"{word}\n" for word in self.words).encode()
+
+    def save(self, path: pathlib.Path | str) -> None:
+        pathlib.Path(path).write_bytes(self._content)
+
+    @classmethod
+    def open(cls, path: pathlib.Path | str, provenance: str = "public list") -> "Vocabulary":
+        """One word a line, UTF-8; every faulty line is named in one error."""
+        lines = pathlib.Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        lines = lines[:-1] if lines[-1] == b"" else lines
+        if not lines:
+            raise ValueError("Expected a vocabulary of at least one word.")
+        words = tuple(line.removesuffix(b"\r").decode("utf-8", "surrogateescape") for line in lines)
+        return cls(words=words, provenance=provenance)
+
+
+def _check(words: Sequence[str]) -> None:
+    """All problems at once, by line: a list of words may be secret, so that none of them is quoted."""
+    first: dict[str, int] = {}
+    problems = []
+    for line, word in enumerate(words, start=1):
+        if first.setdefault(word, line) != line and word:
+            problems.append(f"line {line} repeats line {first[word]}")
+        if not word:
+            problems.append(f"line {line} is empty")
+        if any(letter.isspace() for letter in word):
+            problems.append(f"line {line} contains a space")
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            problems.append(f"line {line} is not UTF-8")
+    if problems:
+        raise ValueError(f"Expected one word a line, UTF-8, without spaces, each once: {'; '.join(problems)}.")
+
+
+def spelled(word: str, width: int) -> np.ndarray:
+    """The UTF-8 bytes of a word as a row; a character that does not fit as a whole is left out.
+
+    >>> spelled("né", width=6)
+    array([256, 110, 195, 169, 257,  -1], dtype=int16)
+    """
+    whole = word[:width].encode("utf-8", "replace")
+    ends = len(word) <= width and len(whole) <= width - 2
+    return _framed(_cut(whole, width - 1), ends, SPELLING_START, SPELLING_END, width, np.int16)
+
+
+def unspelled(row: np.ndarray) -> str:
+    """The word of a row, whoever wrote it: what is no UTF-8 is replaced."""
+    return bytes(_unframed(row, SPELLING_START, SPELLING_END)).decode("utf-8", "replace")
+
+
+def as_row(sentence: str, width: int = SENTENCE_BYTES) -> np.ndarray:
+    """UTF-8, cut between two characters, padded with zeros; NUL characters are dropped."""
+    content = _cut(sentence.replace("\0", "")[:width].encode("utf-8", "replace"), width)
+    return np.frombuffer(content.ljust(width, b"\0"), dtype=np.uint8)
+
+
+def as_sentence(row: np.ndarray) -> str:
+    return np.asarray(row, dtype=np.uint8).tobytes().replace(b"\0", b"").decode("utf-8", "replace")
+
+
+def _cut(content: bytes, most: int) -> bytes:
+    """At most so many bytes of UTF-8, without the first bytes of a character whose last ones are gone."""
+    return content if len(content) <= most else content[: max(most, 0)].decode("utf-8", "ignore").encode()
+
+
+def _framed(inner: Sequence[int], ends: bool, start: int, end: int, width: int, dtype: type) -> np.ndarray:
+    if width < 2:
+        raise ValueError(f"Expected width={width} >= 2.")
+    row: np.ndarray = np.full(width, PADDING, dtype=dtype)
+    written = [start, *inner, *([end] if ends else [])][:width]
+    row[: len(written)] = written
+    return row
+
+
+def _unframed(row: np.ndarray, start: int, end: int) -> list[int]:
+    """What stands before the first END, without padding and START."""
+    symbols = [int(symbol) for symbol in row]
+    until = symbols.index(end) if end in symbols else len(symbols)
+    return [symbol for symbol in symbols[:until] if symbol not in (PADDING, start)]

@@ -1,0 +1,64 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedlens import misprints
+from fedlens.misprints import MISPRINTS, named
+
+SENTENCE = ["well", ",", "the", "court", "of", "appeals", "naïve"]
+EXPECTED = {
+    "concatenated": ["well ,", "the", "court", "of", "appeals", "naïve"],
+    "spaceless": ["well,thecourtofappealsnaïve"],
+    "wrong-case": ["WELL", ",", "THE", "COURT", "OF", "APPEALS", "NAÏVE"],
+    "truncated": ["well", ",", "the", "cou", "of", "appea", "naï"],
+    "doubled": [token for token in SENTENCE for _ in "12"],
+    "mojibake": ["well", ",", "the", "court", "of", "appeals", "naÃ¯ve"],
+}
+
+
+def test_what_each_misprint_does() -> None:
+    assert {kind: misprint.tokens(list(SENTENCE)) for kind, misprint in MISPRINTS.items()} == EXPECTED
+
+
+@pytest.mark.parametrize("kind", MISPRINTS)
+@given(st.lists(st.text(st.characters())))
+def test_any_tokens_at_all(kind: str, tokens: list[str]) -> None:
+    before = list(tokens)
+    after = MISPRINTS[kind].tokens(tokens)
+    assert tokens == before  # the right tokens are left as they were
+    assert bool(after) == bool(tokens)
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
+def test_mojibake_can_be_undone(tokens: list[str]) -> None:
+    assert [token.encode("latin-1").decode() for token in MISPRINTS["mojibake"].tokens(tokens)] == tokens
+
+
+def test_a_sentence_of_one_token_cannot_be_concatenated() -> None:
+    assert MISPRINTS["concatenated"].tokens(["yes"]) == ["yes"]
+
+
+def reversed_words(tokens: list[str]) -> list[str]:
+    """Words read from right to left.
+
+    Further lines are not shown."""
+    return [token[::-1] for token in tokens]
+
+
+def test_somebody_elses_misprint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(misprints, "reversed_words", reversed_words, raising=False)
+    found = named("fedlens.misprints:reversed_words")
+    assert found.summary == "Words read from right to left"
+    assert found.tokens(["ab", "c"]) == ["ba", "c"]
+
+
+def test_ours_by_name() -> None:
+    assert all(named(kind) is misprint for kind, misprint in MISPRINTS.items())
+
+
+@pytest.mark.parametrize(
+    "kind", ["clever", "", ":", "a:", "no.such:f", "fedlens.misprints:gone", "fedlens.misprints:MISPRINTS"]
+)
+def test_unknown_misprints_are_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        named(kind)
