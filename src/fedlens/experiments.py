@@ -93,7 +93,12 @@ ROWS: tuple[Row, ...] = (
     Row(name="inverted-10%-8", kind="inverted", fraction=0.1, epsilon=8),
     Row(name="inverted-by-example-8", kind="inverted", epsilon=8, sets=BY_EXAMPLE, how="by example", seeds=3),
     *(
-        dataclasses.replace(_sliced(kind, seeds=3), name=f"fashion-{name}-8", recipe="fashion_sensitivity.toml")
+        dataclasses.replace(
+            _sliced(kind, seeds=3),
+            name=f"fashion-{name}-8",
+            recipe="fashion_sensitivity.toml",
+            how="by release, Fashion-MNIST",
+        )
         for kind, name in ((CLEAN, "unchanged"), ("inverted", "inverted"), ("rotated-90", "rotated-90"))
     ),
 )
