@@ -58,6 +58,42 @@ MUTATIONS = {
         '"noise"',
         "test_simulation.py::test_another_question_meets_other_noise_and_is_charged[another message]",
     ),
+    "the question in the names of correlated rows": (
+        "simulation.py",
+        "self._row(name, count)",
+        "self._row(f\"{name.split('/')[0]}/{release}\", count)",
+        "test_matrix_door.py::test_histories_that_part_share_no_later_noise[a ledger restored-five bands]",
+    ),
+    "the release in the names of correlated rows": (
+        "simulation.py",
+        "self._row(name, count)",
+        "self._row(name.split('/')[0], count)",
+        "test_matrix_door.py::test_running_sums_of_the_noise_have_the_covariance_of_the_factorization[independent]",
+    ),
+    "the question before in the name of a question": (
+        "simulation.py",
+        "            *self._earlier[-1:],\n",
+        "",
+        "test_matrix_door.py::test_histories_that_part_share_no_later_noise[a ledger restored-five bands]",
+    ),
+    "the turns of correlated releases": (
+        "ledger/book.py",
+        "(isinstance(plan, MatrixPlan) or plan.sampling.in_turn) and release != made",
+        "plan.sampling.in_turn and release != made",
+        "test_matrix_door.py::test_another_question_at_a_release_that_was_made_is_refused[3]",
+    ),
+    "the secret that correlated noise began with": (
+        "ledger/book.py",
+        "if isinstance(plan, MatrixPlan) and self._began_otherwise(account.run, stage, query):",
+        "if False:",
+        "test_matrix_door.py::test_a_run_goes_on_with_its_own_noise_only",
+    ),
+    "the whole price of correlated releases": (
+        "ledger/spending.py",
+        "return plan if isinstance(plan, MatrixPlan) else dataclasses.replace(plan, releases=releases)",
+        "return dataclasses.replace(plan, releases=releases)",
+        "test_matrix_door.py::test_a_stopped_run_owes_the_whole[sqlite]",
+    ),
     "the limit of the plan": (
         "ledger/book.py",
         "if made >= plan.releases:",

@@ -26,9 +26,9 @@ SMALL += [Tree(restart=1), Tree(restart=3), Tree(restart=4), Tree(restart=6), Tr
 
 def plan(strategy=None, noise=4.0, **options):
     """1000 releases, of which a unit takes part in 4, at least 250 apart."""
-    settings = {"bound": L2Clip(norm=1.0), "releases": 1000, "participations": 4, "separation": 250} | options
+    settings = {"bound": L2Clip(norm=1.0), "releases": 1000, "participations": 4, "separation": 250, "slots": 1000}
     strategy = strategy or Banded(bands=250)
-    return MatrixPlan(strategy=strategy, noise_multiplier=noise, expected_contributors=1000.0, **settings)
+    return MatrixPlan(strategy=strategy, noise_multiplier=noise, expected_contributors=1000.0, **settings | options)
 
 
 @functools.cache
@@ -353,7 +353,7 @@ def test_independent_noise_costs_what_as_many_plain_releases_do():
 
 @pytest.mark.parametrize("strategy", [Identity(), Banded(bands=8), Tree(restart=250)])
 def test_a_plan_survives_being_written_down(strategy):
-    own = plan(strategy, unit=Unit.EXAMPLE, neighbours=Neighbours.REPLACE_ONE, bound=L2Clip(norm=0.05))
+    own = plan(strategy, unit=Unit.SILO, neighbours=Neighbours.REPLACE_ONE, bound=L2Clip(norm=0.05))
     own = own.calibrated(2.0, DELTA)
     again = MatrixPlan.from_dict(json.loads(own.canonical()))
     assert again == own
@@ -370,6 +370,9 @@ def test_a_plan_survives_being_written_down(strategy):
         {"releases": 0},
         {"participations": 0},
         {"separation": 0},
+        {"slots": None},
+        {"slots": 249},
+        {"unit": Unit.EXAMPLE},
     ],
 )
 def test_a_plan_that_promises_nonsense_is_refused(wrong):

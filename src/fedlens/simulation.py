@@ -19,7 +19,7 @@ from fedlens import trees
 from fedlens.curator import Contribute, PrivacySpentError
 from fedlens.ledger import Account, Ledger
 from fedlens.population import Population
-from fedlens.privacy import Bound, Plan, Unit
+from fedlens.privacy import Bound, MatrixPlan, Promise, Unit
 from fedlens.randomness import Randomness
 from fedlens.replay import Replayed
 from fedlens.trees import Tree
@@ -207,7 +207,7 @@ class SimulatedCurator:
     def __init__(
         self,
         population: Population,
-        plan: Plan,
+        plan: Promise,
         *,
         ledger: Ledger,
         account: Account,
@@ -236,6 +236,8 @@ class SimulatedCurator:
         self._width = examples_per_unit or max(1, population.most_examples)
         self._position = position
         self._memory = memory or {}
+        self._earlier = _earlier(ledger, account.run, stage, position) if isinstance(plan, MatrixPlan) else []
+        self._drawn: tuple[int, tuple[torch.Tensor, ...]] = 0, ()  # how many rows of noise, and the strategy's memory
         self._fingerprint = population.fingerprint()
         self._shapes: dict[tuple[Contribute, str], Tree] = {}
         self._on_device: Tree | None = None
@@ -268,6 +270,8 @@ class SimulatedCurator:
         work = Work(contribute=contribute, bound=self._plan.bound, grid=self._plan.grid)
         shape = self._shape(work, message)
         query = self._query(contribute, message, how)
+        if isinstance(self._plan, MatrixPlan):
+            query = f"{self._lasting(shape)}/{query}"
         self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)
         cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort", self._position)
         return Question(name=query, work=work, message=message, cohort=cohort, shape=shape)
@@ -294,6 +298,9 @@ class SimulatedCurator:
 
         Asked again, a question meets the same noise, and must then meet the same data: everything that shapes the
         answer is in the name. The ledger keeps it, as a keyed tag against which no guess about the data can be tested.
+
+        Under a matrix plan earlier noise shapes the answer too: each name holds the one before it, so two histories
+        that differ anywhere share no later row, and cost together at most what two runs do, whatever a ledger forgot.
         """
         account = dataclasses.asdict(self._account)
         engine = f"{self.engine!r}{how}"  # another chunk size rounds differently
@@ -311,8 +318,25 @@ class SimulatedCurator:
             _named(contribute),
             trees.digest(message),
             __version__,
+            *self._earlier[-1:],
         ]
         return self._randomness.tag(json.dumps(names))
+
+    def _lasting(self, shape: Tree) -> str:
+        """Names what all releases of a matrix plan have in common; the ledger holds a run to it.
+
+        A release needs the rows of those before it. Under another secret or of another shape they could not be drawn
+        again from the names that the ledger keeps, and nothing else would notice.
+        """
+        names = [
+            {"part": self._account.part} if self._randomness.simulated else dataclasses.asdict(self._account),
+            self._stage,
+            self._plan.canonical(),
+            self._fingerprint,  # other data may give a unit another slot, and with it more turns than were promised
+            {name: list(leaf.shape) for name, leaf in shape.items()},
+            __version__,
+        ]
+        return self._randomness.tag(json.dumps(names, sort_keys=True))
 
     def _examples(self, question: Question, units: np.ndarray) -> Tree:
         """The units' examples; from a copy on the GPU where the data fit there, so that only row numbers travel."""
@@ -350,7 +374,7 @@ class SimulatedCurator:
         """Noise on the sum, both on one power-of-two grid; then the public divisor."""
         total = trees.scaled(steps, self._plan.grid)
         self._position += 1
-        noise = self._randomness.normal(f"{query}/noise", sum(leaf.numel() for leaf in total.values()), self._device)
+        noise = self._noise(query, sum(leaf.numel() for leaf in total.values()))
         grid, answer, at = self._plan.grid, {}, 0
         for name in sorted(total):  # not in the order of a dict: the same question must meet the same noise everywhere
             leaf = total[name]
@@ -359,6 +383,29 @@ class SimulatedCurator:
             noisy = leaf + torch.round(self._plan.stddev * piece / grid) * grid
             answer[name] = (noisy / self._plan.expected_contributors).float()
         return answer
+
+    def _noise(self, query: str, count: int) -> torch.Tensor:
+        """Of the latest release: independent of all others, or the next row of C^-1 z."""
+        if not isinstance(self._plan, MatrixPlan):
+            return self._row(query, count)
+        self._earlier.append(query)
+        drawn, memory = self._drawn
+        for release, name in enumerate(self._earlier[drawn:], drawn):  # a resumed run draws the earlier rows again
+            noise, memory = self._plan.strategy.step(memory, self._row(name, count), release, self._plan.releases)
+        self._drawn = len(self._earlier), memory
+        return noise
+
+    def _row(self, query: str, count: int) -> torch.Tensor:
+        """Named by the question: what never meets another needs no ledger to keep it from that."""
+        return self._randomness.normal(f"{query}/noise", count, self._device)
+
+
+def _earlier(ledger: Ledger, run: str, stage: str, position: int) -> list[str]:
+    """The names of the releases before `position`: their rows of noise are needed again."""
+    names = ledger.queries(run, stage)
+    if len(names) < position:
+        raise PrivacySpentError(f"Expected release {len(names)} of {run!r} next: its ledger knows of no later one.")
+    return names[:position]
 
 
 def _named(contribute: Contribute) -> str:

@@ -19,9 +19,9 @@ from fedlens.curator import PrivacySpentError
 from fedlens.ledger import chain, keys
 from fedlens.ledger.budgets import Budget, Standing, over
 from fedlens.ledger.chain import Entry, Head
-from fedlens.ledger.spending import Account, Kind, Spending, guarantee
+from fedlens.ledger.spending import Account, Kind, Spending, carried_out, guarantee
 from fedlens.ledger.storage import COLUMNS, LedgerError, about, opened
-from fedlens.privacy import Plan, rounded
+from fedlens.privacy import MatrixPlan, Promise, promised, rounded
 
 _PAGE = 10_000
 _COARSE = 20.0
@@ -42,13 +42,13 @@ class Item:
 
     account: Account
     stage: str
-    plan: Plan
+    plan: Promise
 
 
 class Ledger:
     """A SQLite file, a PostgreSQL database, or memory when no address is given.
 
-    >>> from fedlens.privacy import Everyone, L2Clip
+    >>> from fedlens.privacy import Everyone, L2Clip, Plan
     >>> plan = Plan(
     ...     sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=5.0, releases=2, expected_contributors=9
     ... )
@@ -94,8 +94,10 @@ class Ledger:
                 raise ValueError(f"Expected a new run, but the ledger knows {known[0]!r} already; run it again.")
             self._reserve(items, recipe, why)
 
-    def charge(self, account: Account, stage: str, plan: Plan, *, release: int, query: str) -> bool:
+    def charge(self, account: Account, stage: str, plan: Promise, *, release: int, query: str) -> bool:
         """Books one release; False if this very question was booked before (a run resumed after a crash).
+
+        A `query` to a matrix plan begins with the name of what all its releases have in common, and a slash.
 
         Formal guarantee: when this returns the entry is on disk, and a stage never holds more entries than its plan.
         """
@@ -105,10 +107,16 @@ class Ledger:
                 return False
             self.must_be_open(account.run)
             made = self._count("run = ? and stage = ?", account.run, stage)
-            if plan.sampling.in_turn and release != made:
+            if (isinstance(plan, MatrixPlan) or plan.sampling.in_turn) and release != made:
                 raise PrivacySpentError(
                     f"Expected release {made} of {account.run!r} next: in a balanced schedule every group has its turn"
-                    " once, and a release that is asked again with another question would be a second one."
+                    " once, correlated noise needs every row before it, and a release that is asked again with another"
+                    " question would be a second one."
+                )
+            if isinstance(plan, MatrixPlan) and self._began_otherwise(account.run, stage, query):
+                raise PrivacySpentError(
+                    f"Expected the noise that the releases of {account.run!r} began with: its secret, its data or the"
+                    " shape of its contributions changed, and no plan covers what other noise would give away."
                 )
             if made >= plan.releases:
                 raise PrivacySpentError(
@@ -117,6 +125,10 @@ class Ledger:
                 )
             self._append("release", account.population, run=account.run, stage=stage, release=release, query=query)
         return True
+
+    def _began_otherwise(self, run: str, stage: str, query: str) -> bool:
+        common = query.split("/")[0]
+        return self._count("run = ? and stage = ? and query not like ?", run, stage, f"{common}/%") > 0
 
     def close(self, run: str, model: str = "") -> int:
         """Ends a run: what it did not use is returned, the hash of its `model` is kept. Gives the entry's number."""
@@ -127,7 +139,7 @@ class Ledger:
             if closed := self._entries("kind = 'close' and run = ?", run):
                 return closed[0].id
             counts = self._made("run = ?", (run,))
-            left = {entry.stage: _plan(entry).releases - counts.get((run, entry.stage), (0, 0))[0] for entry in made}
+            left = {entry.stage: _left(_plan(entry), counts.get((run, entry.stage), (0, 0))[0]) for entry in made}
             return self._append("close", made[0].population, run=run, body={"model": model, "returned": left}).id
 
     def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
@@ -192,6 +204,11 @@ class Ledger:
     def spent(self, run: str, stage: str) -> int:
         return self._count("run = ? and stage = ?", run, stage)
 
+    def queries(self, run: str, stage: str) -> list[str]:
+        """What was asked, by the order of the releases."""
+        found = "select query from entries where kind = 'release' and run = ? and stage = ? order by release, id"
+        return [query for (query,) in self._store.rows(found, (run, stage))]
+
     def spending(self, run: str) -> Spending:
         """What a run has spent so far, in plain terms that can travel with its model."""
         found = [spending for spending in self._spendings("run = ?", (run,)) if spending.plans]
@@ -218,7 +235,7 @@ class Ledger:
             waiting = plan.releases - made if reserved and entry.run not in closed else 0
             held = runs.setdefault(entry.run, Spending(account=_account(entry), plans=()))
             if recent + waiting:
-                plans = (*held.plans, dataclasses.replace(plan, releases=recent + waiting))
+                plans = (*held.plans, carried_out(plan, recent + waiting))
                 runs[entry.run] = dataclasses.replace(held, plans=plans)
         return list(runs.values())
 
@@ -462,8 +479,13 @@ def _asked(item: Item) -> dict[str, Any]:
     return {"stage": item.stage, "part": item.account.part, "plan": item.plan.to_dict()}
 
 
-def _kind(plan: Plan) -> Kind:
+def _kind(plan: Promise) -> Kind:
     return plan.unit, plan.neighbours
+
+
+def _left(plan: Promise, made: int) -> int:
+    """How many releases a run that ends gives back."""
+    return plan.releases - (carried_out(plan, made).releases if made else 0)
 
 
 def _account(entry: Entry) -> Account:
@@ -477,13 +499,13 @@ def _account(entry: Entry) -> Account:
     )
 
 
-def _plan(entry: Entry) -> Plan:
+def _plan(entry: Entry) -> Promise:
     return _parsed(json.dumps(entry.facts["plan"], sort_keys=True))
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> Plan:
-    return Plan.from_dict(json.loads(text))
+def _parsed(text: str) -> Promise:
+    return promised(json.loads(text))
 
 
 def _written(time: datetime.datetime) -> str:

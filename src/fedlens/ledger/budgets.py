@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from fedlens.privacy import Guarantee, Neighbours, Plan, Unit, rounded
+from fedlens.privacy import Guarantee, Neighbours, Promise, Unit, rounded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class Budget:
         leave = ", with review" if self.review else ""
         return f"epsilon {self.epsilon:g} at delta {self.delta:g} per {self.unit} ({self.neighbours}){period}{leave}"
 
-    def covers(self, plan: Plan) -> None:
+    def covers(self, plan: Promise) -> None:
         """Refuses a plan that protects something else than the budget counts."""
         if (plan.unit, plan.neighbours) != (self.unit, self.neighbours):
             raise ValueError(

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedlens.ledger import keys
-from fedlens.privacy import Plan
+from fedlens.privacy import promised
 
 Head = tuple[int, str]  # number and hash of the last entry: written down elsewhere, it pins down all before it
 
@@ -88,7 +88,7 @@ class _Books:
         if entry.kind == "budget":
             self._reviewers[entry.population] = entry.facts["budget"]["reviewers"]
         elif entry.kind == "reserve":
-            self._planned[place] = Plan.from_dict(entry.facts["plan"]).releases
+            self._planned[place] = promised(entry.facts["plan"]).releases
         elif entry.kind == "release":
             self._planned[place] = self._planned.get(place, 0) - 1
             if self._planned[place] < 0:

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedlens.privacy import Guarantee, Neighbours, Plan, Unit, accounting
+from fedlens.privacy import Guarantee, MatrixPlan, Neighbours, Plan, Promise, Unit, accounting, promised
 from fedlens.privacy.losses import Gaussian, Loss
 
 Kind = tuple[Unit, Neighbours]  # costs of different kinds do not add up
@@ -31,7 +31,7 @@ class Spending:
     """The releases of one run on its account: what a guarantee is computed from, alone or jointly with others."""
 
     account: Account
-    plans: tuple[Plan, ...]  # with `releases` as many as were made
+    plans: tuple[Promise, ...]  # as far as they were carried out: see `carried_out`
 
     @property
     def kind(self) -> Kind:
@@ -43,7 +43,19 @@ class Spending:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Spending":
-        return cls(account=Account(**values["account"]), plans=tuple(map(Plan.from_dict, values["plans"])))
+        return cls(account=Account(**values["account"]), plans=tuple(map(promised, values["plans"])))
+
+
+def carried_out(plan: Promise, releases: int) -> Promise:
+    """What so many releases of a plan, at least one, are charged as."""
+    # A matrix plan is one mechanism, owed whole from its first release on: its price is how far a unit moves all rows
+    # of C x together, for a C made for that many rows. A run that stops early, for whatever reason, has shown a part of
+    # what this price covers; no smaller one was fixed before its data were seen.
+    return plan if isinstance(plan, MatrixPlan) else dataclasses.replace(plan, releases=releases)
+
+
+def _priced(plan: Promise) -> Plan:
+    return plan.priced_as if isinstance(plan, MatrixPlan) else plan
 
 
 def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) -> Guarantee:
@@ -67,7 +79,7 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
         unit=unit,
         neighbours=neighbours,
         sampling="; ".join(dict.fromkeys(plan.sampling.text for plan in plans)),
-        accountant=accounting.accountant(plans),
+        accountant=accounting.accountant(map(_priced, plans)),
         composition=composition(spendings, neighbours),
         simulated=any(spending.account.simulated for spending in spendings),
     )
@@ -78,7 +90,7 @@ def suffered(spendings: Iterable[Spending], population: str) -> accounting.Losse
 
     Parts that cannot be compared are covered by a part that holds the most of either: dearer than both, never cheaper.
     """
-    partitions: dict[str, dict[str, list[Plan]]] = {}
+    partitions: dict[str, dict[str, list[Promise]]] = {}
     for spending in spendings:
         if spending.account.population == population:
             replaced = any(plan.neighbours == Neighbours.REPLACE_ONE for plan in spending.plans)
@@ -91,9 +103,9 @@ def suffered(spendings: Iterable[Spending], population: str) -> accounting.Losse
     return total
 
 
-def _merged(plans: Sequence[Plan]) -> "collections.Counter[Loss]":
+def _merged(plans: Sequence[Promise]) -> "collections.Counter[Loss]":
     """The losses of one part; its Gaussians as one, so that parts can be compared."""
-    found = accounting.losses(plans)
+    found = accounting.losses(map(_priced, plans))
     squares = sum(count / loss.multiplier**2 for loss, count in found.items() if _noisy_gaussian(loss))
     rest = collections.Counter({loss: count for loss, count in found.items() if not _noisy_gaussian(loss)})
     return rest + collections.Counter({Gaussian(multiplier=squares**-0.5): 1} if squares else {})

@@ -38,6 +38,7 @@ _INDEXES = (
 _ABOUT = "create table about (version bigint not null, entries bigint not null, head text not null)"
 _BEGIN = "insert into about (version, entries, head) values (?, 0, '')"
 VERSION = 2
+_SQLITE_ERRORS = sqlite3.Error, UnicodeDecodeError  # the words of an error may quote damaged bytes
 Row = tuple[Any, ...]
 
 
@@ -84,7 +85,7 @@ class Sqlite:
                 raise sqlite3.DatabaseError("the file holds other tables")
             self._patiently("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
-        except (sqlite3.Error, OSError) as error:
+        except (*_SQLITE_ERRORS, OSError) as error:
             raise self._unusable(error) from None
         _prepare(self, "select 1 from sqlite_master where name = 'about'", self._guards())
 
@@ -116,7 +117,7 @@ class Sqlite:
                 self._db.execute("begin immediate")
                 yield
                 self._db.execute("commit")
-            except sqlite3.Error as error:
+            except _SQLITE_ERRORS as error:
                 raise self._unusable(error) from None
             finally:
                 if self._db.in_transaction:  # a full disk may have rolled back already
@@ -125,7 +126,7 @@ class Sqlite:
     def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
         try:
             return self._db.execute(statement, tuple(values)).fetchall()
-        except sqlite3.Error as error:
+        except _SQLITE_ERRORS as error:
             raise self._unusable(error) from None
 
     def now(self) -> datetime.datetime:

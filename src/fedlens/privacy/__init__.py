@@ -2,6 +2,7 @@
 
 from fedlens.privacy.bounds import Bound, L2Clip, RowClip, TopKSign, UpdateAndBit
 from fedlens.privacy.guarantee import Guarantee, plain, rounded
+from fedlens.privacy.matrix import MatrixPlan, Promise, promised
 from fedlens.privacy.plan import Neighbours, Plan, Unit
 from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson, Sampling
 
@@ -12,14 +13,17 @@ __all__ = [
     "FixedSize",
     "Guarantee",
     "L2Clip",
+    "MatrixPlan",
     "Neighbours",
     "Plan",
     "Poisson",
+    "Promise",
     "RowClip",
     "Sampling",
     "TopKSign",
     "Unit",
     "UpdateAndBit",
     "plain",
+    "promised",
     "rounded",
 ]

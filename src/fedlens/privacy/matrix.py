@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedlens.privacy.bounds import L2Clip
-from fedlens.privacy.plan import BOUNDS, Neighbours, Unit, _name_of, check_promise
+from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, _name_of, check_promise
+from fedlens.privacy.sampling import Balanced, Everyone
 
 Array = npt.NDArray[np.float64]
 Row = Any  # an array or a tensor: it adds, subtracts and scales
@@ -163,7 +164,7 @@ class MatrixPlan:
     contributions of the unit vanish and nobody else's schedule moves; no cohort needs to be random or secret.
 
     >>> plan = MatrixPlan(strategy=Banded(bands=250), bound=L2Clip(norm=0.05), noise_multiplier=4.0, releases=1000,
-    ...                   participations=4, separation=250, expected_contributors=1000.0)
+    ...                   participations=4, separation=250, slots=250_000, expected_contributors=1000.0)
     >>> round(plan.epsilon(4e-8), 2), round(plan.calibrated(2.38, 4e-8).noise_multiplier, 3)
     (2.58, 4.308)
     >>> round(plan.prefix_error(), 1), round(dataclasses.replace(plan, strategy=Identity()).prefix_error(), 1)
@@ -177,6 +178,7 @@ class MatrixPlan:
     participations: int
     separation: int
     expected_contributors: float  # the public divisor, never the realised cohort
+    slots: int | None = None  # the public number of units, if they take turns: see `Balanced`
     unit: Unit = Unit.USER
     neighbours: Neighbours = Neighbours.ADD_REMOVE
 
@@ -184,6 +186,20 @@ class MatrixPlan:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
         for name in ("participations", "separation"):
             _at_least_one(name, getattr(self, name))
+        if self._groups > 1 and ((self.slots or 0) < self._groups or self.unit == Unit.EXAMPLE):
+            raise ValueError(
+                f"Expected slots={self.slots} >= {self._groups}, of users or silos, in groups that take turns: with"
+                f" participations={self.participations} and separation={self.separation} not everyone may always come."
+            )
+
+    @property
+    def _groups(self) -> int:
+        """The fewest that, taking turns, bring nobody sooner or more often than promised."""
+        return min(self.releases, max(self.separation, math.ceil(self.releases / self.participations)))
+
+    @property
+    def sampling(self) -> Everyone | Balanced:
+        return Balanced(groups=self._groups, population=self.slots or 0) if self._groups > 1 else Everyone()
 
     @property
     def sensitivity(self) -> float:
@@ -191,25 +207,38 @@ class MatrixPlan:
 
         Changed data move it by at most twice what vanished data do, even if they come with another schedule.
         """
-        moved = self.bound.norm * math.sqrt(
-            squared_sensitivity(self.strategy, self.releases, self.participations, self.separation)
+        return self._scale * self.priced_as.sensitivity
+
+    @property
+    def _scale(self) -> float:
+        """How far contributions of norm 1 move C x."""
+        return math.sqrt(squared_sensitivity(self.strategy, self.releases, self.participations, self.separation))
+
+    @property
+    def priced_as(self) -> Plan:
+        """One plain release that costs exactly as much as all of these together: C x + z is one Gaussian."""
+        return Plan(
+            sampling=Everyone(),
+            bound=self.bound,
+            noise_multiplier=self.noise_multiplier / self._scale,
+            releases=1,
+            expected_contributors=self.expected_contributors,
+            unit=self.unit,
+            neighbours=self.neighbours,
         )
-        return 2 * moved if self.neighbours == Neighbours.REPLACE_ONE else moved
 
     @property
     def stddev(self) -> float:
         """Of each row of z, before C^-1 correlates them."""
         return self.noise_multiplier * self.bound.norm
 
+    @property
+    def grid(self) -> float:
+        return self.priced_as.grid
+
     def epsilon(self, delta: float) -> float:
         """Exact for the derived sensitivity; infinite without noise."""
-        from fedlens.privacy import accounting
-
-        if not 0 < delta < 1:
-            raise ValueError(f"Expected 0 < delta={delta} < 1.")
-        if self.stddev < _NO_NOISE * self.sensitivity:
-            return math.inf
-        return accounting.gaussian_epsilon(self.sensitivity / self.stddev, delta)
+        return self.priced_as.epsilon(delta)
 
     def calibrated(self, epsilon: float, delta: float) -> "MatrixPlan":
         """The plan with the least noise that keeps it within (epsilon, delta)."""
@@ -261,6 +290,14 @@ class MatrixPlan:
 
     def canonical(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True)
+
+
+Promise = Plan | MatrixPlan
+
+
+def promised(values: dict[str, Any]) -> Promise:
+    """Reads back what `to_dict` of either kind of plan wrote."""
+    return MatrixPlan.from_dict(values) if "strategy" in values else Plan.from_dict(values)
 
 
 @functools.lru_cache(maxsize=256)
