@@ -1,8 +1,8 @@
-"""PRIVATE. TFF's HDF5: one group for each user."""
+"""PRIVATE. TFF's HDF5: one group for each user, of images or of text."""
 
 import math
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from fedlens.readers.parts import (
     Part,
     Path,
     Place,
+    Sentences,
     Source,
     as_bytes,
     as_labels,
@@ -20,6 +21,7 @@ from fedlens.readers.parts import (
     rows_at_once,
     whole,
 )
+from fedlens.readers.sentences import AT_ONCE, Found, as_text, as_whole, check_names, gathered
 
 
 def hdf5(source: Path, users: str = "examples", images: str = "pixels", labels: str = "label") -> Source:
@@ -59,3 +61,45 @@ def _datasets(group: Any, names: tuple[str, str], place: Place) -> list[Any]:
         raise DataError(f"Expected columns {' and '.join(names)} in {place.file}, user index {place.user}.")
     check_paired(len(held[0]), len(held[1]), place)
     return held
+
+
+def hdf5_text(
+    source: Path, users: str = "examples", sentences: str = "snippets", attributes: Sequence[str] = ()
+) -> Sentences:
+    """TensorFlow Federated's HDF5 of text: a group per user, which holds strings, as Shakespeare's does."""
+    with needed("h5py", "HDF5"):
+        import h5py  # noqa: F401
+    check_names(attributes, sentences)
+    path = pathlib.Path(source)
+    return gathered(lambda: _found(path, users, (sentences, *attributes)), path.name, attributes)
+
+
+def _found(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[Found]:
+    import h5py
+
+    with whole("HDF5", path), h5py.File(path, "r") as file:
+        if not isinstance(group := file.get(users), h5py.Group):
+            raise DataError(f"Expected the group {users} in {path.name}.")
+        for number, key in enumerate(sorted(group)):
+            for start, columns in _columns(group[key], names, Place(path.name, 0, number)):
+                place = Place(path.name, start, number)
+                for row, (text, *values) in enumerate(zip(*columns, strict=True)):
+                    where = place.at(row)
+                    head = (key, *(as_whole(value, where) for value in values))
+                    yield Found(place, [as_text(text, where)], head)
+                if not len(columns[0]):
+                    yield Found(place, [], (key,))
+
+
+def _columns(group: Any, names: tuple[str, ...], place: Place) -> Iterator[tuple[int, list[list[Any]]]]:
+    """The columns of one user, a few rows at a time; at least once."""
+    import h5py
+
+    held: list[Any] = [group.get(name) if isinstance(group, h5py.Group) else None for name in names]
+    if not all(isinstance(one, h5py.Dataset) and one.ndim == 1 for one in held):
+        raise DataError(f"Expected columns {' and '.join(names)} in {place.file}, user index {place.user}.")
+    if len({len(one) for one in held}) > 1:
+        raise DataError(f"Expected columns of one length in {place.file}, user index {place.user}.")
+    step = min(AT_ONCE, rows_at_once(held[0].dtype.itemsize))  # of strings in a heap, the size of a pointer
+    for start in range(0, max(1, len(held[0])), step):
+        yield start, [one[start : start + step].tolist() for one in held]

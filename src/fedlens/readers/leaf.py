@@ -1,4 +1,4 @@
-"""PRIVATE. LEAF JSON: users and their flattened images."""
+"""PRIVATE. LEAF JSON: users and their flattened images, or their sentences."""
 
 import itertools
 import json
@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 
 from fedlens.population import DataError
+from fedlens.readers.json_pieces import Json
 from fedlens.readers.parts import (
     Part,
     Path,
     Place,
+    Sentences,
     Source,
     as_bytes,
     as_labels,
@@ -22,8 +24,13 @@ from fedlens.readers.parts import (
     lengths,
     number_of,
     numbered,
+    rows_at_once,
     whole,
 )
+from fedlens.readers.sentences import ID_LENGTH, Found, as_text, gathered
+from fedlens.words import SENTENCE_BYTES
+
+_FRAME = {"<BOS>", "<EOS>", "<PAD>"}  # with which LEAF fills Reddit's comments up to pieces of ten tokens
 
 
 def leaf(source: Path) -> Source:
@@ -82,3 +89,71 @@ def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
     with whole("JSON", pathlib.Path(place.file)):  # a whole number too long for a float
         array = np.array(rows, np.float64)
     return as_bytes(array, place)
+
+
+def leaf_text(source: Path) -> Sentences:
+    """LEAF's JSON of text: one file or a folder of them, of any size; `x` lists strings, tokens or pieces of tokens."""
+    files = files_of(source, ".json")
+    return gathered(lambda: itertools.chain.from_iterable(map(_found, files)), pathlib.Path(source).name)
+
+
+def _found(path: pathlib.Path) -> Iterator[Found]:
+    with whole("JSON", path), path.open("rb") as file:
+        json = Json(file, path.name)
+        listed: list[str] | None = None
+        held: set[str] | None = None
+        for key in json.members():
+            if key == "users" and listed is None:
+                listed = [json.string(ID_LENGTH + 1) for _ in json.items()]
+            elif key == "user_data" and held is None:
+                held = set()
+                for number, user in enumerate(json.members()):
+                    json.where = f"{path.name}, entry {number} of user_data"
+                    if user in held or len(user) > ID_LENGTH:
+                        raise DataError(f"Expected a new user of at most {ID_LENGTH} characters as {json.where}.")
+                    held.add(user)
+                    yield from (Found(Place(path.name, number), part, (user,)) for part in _parts_of_user(json))
+                json.where = path.name
+            else:
+                json.skip()
+        if json.peek():
+            raise json.damaged()
+        if listed is None or held is None or len(listed) != len(held) or set(listed) != held:
+            raise DataError(f"Expected as users of {path.name} those of its user_data, each once.")
+
+
+def _parts_of_user(json: Json) -> Iterator[list[str]]:
+    part: list[str] = []
+    lists = 0
+    for key in json.members():
+        if key != "x":
+            json.skip()
+            continue
+        lists += 1
+        for _ in json.items():
+            if len(part) == rows_at_once():
+                yield part
+                part = []
+            part.append(as_text(_sentence(json), json.where))
+    if lists != 1:
+        raise DataError(f"Expected one list x in {json.where}.")
+    yield part
+
+
+def _sentence(json: Json) -> str:
+    if json.peek() != "[":
+        return json.string(SENTENCE_BYTES)
+    words, length = [], 0  # type: list[str], int
+    for word in _words(json):
+        if length < SENTENCE_BYTES and word not in _FRAME:
+            words.append(word)
+            length += len(word) + 1
+    return " ".join(words)
+
+
+def _words(json: Json, pieces: bool = True) -> Iterator[str]:
+    for _ in json.items():
+        if pieces and json.peek() == "[":
+            yield from _words(json, pieces=False)
+        else:
+            yield json.string(SENTENCE_BYTES)

@@ -1,9 +1,10 @@
-"""PRIVATE. Parquet: users, labels and images (PNG bytes, as Hugging Face writes them, or lists of numbers)."""
+"""PRIVATE. Parquet: users, labels and images (PNG bytes, as Hugging Face writes them, or lists of numbers), or text."""
 
+import itertools
 import math
 import pathlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from fedlens.readers.parts import (
     Part,
     Path,
     Place,
+    Sentences,
     Source,
     as_bytes,
     as_labels,
@@ -25,6 +27,7 @@ from fedlens.readers.parts import (
     rows_at_once,
     whole,
 )
+from fedlens.readers.sentences import AT_ONCE, Found, as_text, as_whole, check_names, gathered
 
 
 def parquet(source: Path, users: str = "user", images: str = "image", labels: str = "label") -> Source:
@@ -54,7 +57,9 @@ def _parquet_parts(
             yield part
 
 
-def _batches(file: pathlib.Path, columns: list[str], needed: list[str]) -> Iterator[tuple[Place, Any]]:
+def _batches(
+    file: pathlib.Path, columns: list[str], needed: list[str], at_once: int | None = None
+) -> Iterator[tuple[Place, Any]]:
     import pyarrow.parquet as pq
 
     # Small buffers: without them a row group's column is read whole, however large it is.
@@ -63,7 +68,7 @@ def _batches(file: pathlib.Path, columns: list[str], needed: list[str]) -> Itera
         if missing := [column for column in needed if column not in there]:
             raise DataError(f"Expected {', '.join(missing)} in {file.name}; it holds {', '.join(there)}.")
         one = next(opened.iter_batches(1, columns=columns, use_threads=False), None)
-        step, first = rows_at_once(one.nbytes if one is not None else 1), 0
+        step, first = at_once or rows_at_once(one.nbytes if one is not None else 1), 0
         for batch in opened.iter_batches(step, columns=columns, use_threads=False):
             yield Place(file.name, first), batch
             first += batch.num_rows
@@ -132,3 +137,70 @@ def _no_nulls(column: Any, place: Place, what: str) -> None:
     if column.null_count:
         row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
         raise DataError(f"Expected {what} in every row; {place.at(row)} has none.")
+
+
+def parquet_text(
+    source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()
+) -> Sentences:
+    """One file or a folder of them; a row is a sentence, or all sentences of a user, which are read at once."""
+    with needed("pyarrow", "parquet"):
+        import pyarrow.parquet  # noqa: F401
+    check_names(attributes, users, sentences)
+    files = files_of(source, ".parquet")
+
+    def found() -> Iterator[Found]:
+        return itertools.chain.from_iterable(_found(file, users, sentences, attributes) for file in files)
+
+    return gathered(found, pathlib.Path(source).name, attributes)
+
+
+def _found(file: pathlib.Path, users: str, sentences: str, attributes: Sequence[str]) -> Iterator[Found]:
+    names = [users, sentences, *attributes]
+    for place, batch in _batches(file, names, names, _at_once(file)):
+        with whole("parquet", file):
+            keys, codes = _encoded(batch.column(users), place)
+            values = [_whole_numbers(batch.column(name), place) for name in attributes]
+            column = _as_arrow_bytes(batch.column(sentences), place)
+        for row, code in enumerate(codes.tolist()):
+            where, head = place.at(row), (keys[code], *(own[row] for own in values))
+            for part in _parts_of_row(column[row]):
+                yield Found(place, [as_text(one.as_py(), where) for one in part], head)
+
+
+def _at_once(file: pathlib.Path) -> int:
+    """Few rows where they are long on average: the first one says nothing about the others."""
+    import pyarrow.parquet as pq
+
+    with whole("parquet", file):
+        about = pq.read_metadata(file)
+        groups = [about.row_group(number) for number in range(about.num_row_groups)]
+        longest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
+    return min(AT_ONCE, rows_at_once(longest))
+
+
+def _parts_of_row(held: Any) -> Iterator[list[Any]]:
+    """The sentences of one row, as bytes: one, or parts of a list."""
+    if not _is_list(held.type):
+        yield [held]
+        return
+    for start in range(0, max(1, len(held.values)), rows_at_once()):
+        yield list(held.values[start : start + rows_at_once()])
+
+
+def _as_arrow_bytes(column: Any, place: Place) -> Any:
+    """Bytes or lists of bytes, whether they are UTF-8 or not."""
+    import pyarrow as pa
+
+    _no_nulls(column, place, "text")
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    kind = column.type.value_type if _is_list(column.type) else column.type
+    types = pa.types
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    if not any(test(kind) for test in tests):
+        raise DataError(f"Expected text or lists of it in {place.file}, got {column.type}.")
+    return column.cast(pa.large_list(pa.large_binary()) if _is_list(column.type) else pa.large_binary())
+
+
+def _whole_numbers(column: Any, place: Place) -> list[int]:
+    _no_nulls(column, place, "an attribute")
+    return [as_whole(value, place.at(row)) for row, value in enumerate(column.to_pylist())]

@@ -46,6 +46,21 @@ class Source(NamedTuple):
     classes: Mapping[str, int] | None = None
 
 
+class Rows(NamedTuple):
+    """Some rows of every column, and the index of each row's user."""
+
+    place: Place
+    users: np.ndarray
+    columns: Mapping[str, np.ndarray]
+
+
+class Sentences(NamedTuple):
+    """A source of text: how many sentences each user holds, and all rows part by part."""
+
+    counts: np.ndarray
+    rows: Iterator[Rows]
+
+
 def decoded(images: Iterable[Any], place: Place) -> np.ndarray:
     decoded: list[np.ndarray] = []
     for row, image in enumerate(images):
@@ -142,13 +157,14 @@ def check_paired(images: int, labels: int, place: Place) -> None:
         raise DataError(f"Expected a label for every image in {place.file}, user index {place.user}.")
 
 
-def files_of(source: Path, suffix: str) -> list[pathlib.Path]:
+def files_of(source: Path, *suffixes: str) -> list[pathlib.Path]:
     source = pathlib.Path(source)
     if not source.exists():
         raise DataError(f"Expected the file {source.name}; it is missing.")
-    files = sorted(source.glob(f"*{suffix}")) if source.is_dir() else [source]
+    inside = (path for suffix in suffixes for path in source.glob(f"*{suffix}"))
+    files = sorted(inside) if source.is_dir() else [source]
     if not files:
-        raise DataError(f"Expected {suffix} files in {source.name}; there are none.")
+        raise DataError(f"Expected {' or '.join(suffixes)} files in {source.name}; there are none.")
     return files
 
 

@@ -3,47 +3,59 @@
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
 from fedlens.population import VERSION, DataError, give_back_pages
-from fedlens.readers.parts import Part, Place, Source, below
+from fedlens.readers.parts import Place, Rows, Sentences, Source, below
+
+Column = Callable[[str, np.dtype, tuple[int, ...]], np.ndarray]  # makes one: its name, type and shape
 
 
-def write(source: Source, folder: pathlib.Path, name: str, classes: int | None, inverted: bool) -> None:
-    offsets = np.concatenate([[0], np.cumsum(source.counts)]).astype(np.int64)
-    _fill(source.parts, folder, offsets, classes, inverted)
-    np.save(folder / "offsets.npy", offsets, allow_pickle=False)
+def write_images(source: Source, folder: pathlib.Path, name: str, classes: int | None, inverted: bool) -> None:
+    _write(source.counts, _images(source, classes, inverted), folder, name)
     if source.classes is not None:
         (folder / "classes.json").write_text(json.dumps(source.classes, indent=1), encoding="utf-8")
-    about = {"name": name, "version": VERSION, "columns": ["x", "y"]}
+
+
+def write_text(source: Sentences, folder: pathlib.Path, name: str) -> None:
+    _write(source.counts, source.rows, folder, name)
+
+
+def _images(source: Source, classes: int | None, inverted: bool) -> Iterator[Rows]:
+    for place, users, images, labels in source.parts:
+        yield Rows(place, users, {"x": 255 - images if inverted else images, "y": below(labels, classes, place)})
+
+
+def _write(counts: np.ndarray, rows: Iterable[Rows], folder: pathlib.Path, name: str) -> None:
+    columns = filled(counts, rows, lambda key, dtype, shape: _mapped(folder / f"{key}.npy", dtype, shape))
+    for column in columns.values():
+        column.flush()  # type: ignore[attr-defined]
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    np.save(folder / "offsets.npy", offsets, allow_pickle=False)
+    about = {"name": name, "version": VERSION, "columns": sorted(columns)}
     (folder / "population.json").write_text(json.dumps(about, indent=1))
 
 
-def _fill(
-    parts: Iterator[Part], folder: pathlib.Path, offsets: np.ndarray, classes: int | None, inverted: bool
-) -> None:
-    """Puts every row beside the others of its user."""
-    columns: dict[str, np.memmap] = {}
-    free, total = offsets[:-1].copy(), int(offsets[-1])
-    for place, users, images, labels in parts:
+def filled(counts: np.ndarray, parts: Iterable[Rows], column: Column) -> dict[str, np.ndarray]:
+    """Columns, made by `column`, with every row beside the others of its user."""
+    columns: dict[str, np.ndarray] = {}
+    ends = np.cumsum(counts, dtype=np.int64)
+    free, total = ends - counts, int(counts.sum())
+    for place, users, values in parts:
         if not len(users):
             continue
-        if not columns:
-            columns["x"] = _column(folder / "x.npy", np.uint8, (total, *images.shape[1:]))
-            columns["y"] = _column(folder / "y.npy", np.int64, (total,))
-        if images.shape[1:] != columns["x"].shape[1:]:
-            raise DataError(f"Expected images of one size; {place.at(0)} has another than those before it.")
-        rows = _claimed(free, offsets[1:], users, place)
-        columns["x"][rows] = 255 - images if inverted else images
-        columns["y"][rows] = below(labels, classes, place)
-        for column in columns.values():
-            give_back_pages(column)
-    if not np.array_equal(free, offsets[1:]):
+        columns = columns or {key: column(key, held.dtype, (total, *held.shape[1:])) for key, held in values.items()}
+        rows = _claimed(free, ends, users, place)
+        for key, held in values.items():
+            if held.shape[1:] != columns[key].shape[1:]:
+                raise DataError(f"Expected images of one size; {place.at(0)} has another than those before it.")
+            columns[key][rows] = held
+            give_back_pages(columns[key])
+    if not np.array_equal(free, ends):
         raise DataError("Expected the source to stay as it is while it is read; rows went missing.")
-    for column in columns.values():
-        column.flush()
+    return columns
 
 
 def _claimed(free: np.ndarray, ends: np.ndarray, users: np.ndarray, place: Place) -> np.ndarray:
@@ -58,7 +70,7 @@ def _claimed(free: np.ndarray, ends: np.ndarray, users: np.ndarray, place: Place
     return rows
 
 
-def _column(path: pathlib.Path, dtype: type, shape: tuple[int, ...]) -> np.memmap:
+def _mapped(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
     column = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a signal that kills in the middle
         with path.open("r+b") as file:
