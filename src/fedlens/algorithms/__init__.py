@@ -1,6 +1,9 @@
 """Published algorithms: settings, methods that run beside the data, and a `run` that never sees it."""
 
-from fedlens.algorithms.fedavg_gan import AdaptiveClip, FedAvgGan, run_together
+from fedlens.algorithms.clipping import AdaptiveClip
+from fedlens.algorithms.fedavg import FedAvg
+from fedlens.algorithms.fedavg_gan import FedAvgGan
 from fedlens.algorithms.optimizers import Adam, Sgd
+from fedlens.algorithms.together import run_together
 
-__all__ = ["Adam", "AdaptiveClip", "FedAvgGan", "Sgd", "run_together"]
+__all__ = ["Adam", "AdaptiveClip", "FedAvg", "FedAvgGan", "Sgd", "run_together"]

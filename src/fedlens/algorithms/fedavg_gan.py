@@ -8,33 +8,21 @@ for the paper's pair; the users of a round share them); and the server's step ma
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 
 from fedlens import trees
+from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.optimizers import Adam, Sgd
-from fedlens.curator import Curator, Curators
+from fedlens.algorithms.together import Answered
+from fedlens.curator import Contribute, Curator
 from fedlens.models.gan import Gan
 from fedlens.replay import Replayed
 from fedlens.trees import Tree
 
 PLAIN = Sgd(rate=1.0)  # the paper's server step and generator step
 GENERATOR = Sgd(rate=5e-3)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdaptiveClip:
-    """Follows the `quantile` of update norms (Andrew et al. 2021); pairs with the bound `UpdateAndBit(bit=...)`."""
-
-    start: float
-    bit: float
-    quantile: float = 0.5
-    rate: float = 0.2
-
-    def followed(self, clip: torch.Tensor, mean_bit: torch.Tensor) -> torch.Tensor:
-        within = ((mean_bit / self.bit + 1) / 2).clamp(0, 1)
-        return clip * torch.exp(-self.rate * (within - self.quantile))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,10 +58,7 @@ class FedAvgGan:
                 slope = trees.add(slope, trees.scaled(critic, self.decay * (mask.sum() > 0)))
             critic = trees.add(critic, slope, -self.local_rate)
         update = trees.add(critic, start, -1.0)
-        if self.adaptive is None:
-            return update, memory
-        within = torch.where(trees.norm(update) <= message["clip"], self.adaptive.bit, -self.adaptive.bit).float()
-        return trees.scaled(update, 1 / message["clip"]) | {"within": within}, memory
+        return self.adaptive.sent(update, message["clip"]) if self.adaptive else update, memory
 
     def start(self) -> Tree:
         """The public state before the first round: everything a resumed run needs."""
@@ -84,19 +69,24 @@ class FedAvgGan:
 
     def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
         """One state per round, until the plan is spent."""
-        asked = self._beside.critic_update
+        contribute = self.beside.contribute
         while curator.remaining:
-            rng = self._rng(state)
-            mean = curator.noisy_mean(asked, self.message(state, rng))
-            yield (state := self._advanced(state, mean, rng))
+            message, answered = self.round(state)
+            yield (state := answered(curator.noisy_mean(contribute, message)))
 
     @property
-    def _beside(self) -> "FedAvgGan":
+    def beside(self) -> "FedAvgGan":
         """What runs beside the data knows no seed: members of one experiment ask the same question."""
         return dataclasses.replace(self, seed=0)
 
-    def _rng(self, state: Tree) -> torch.Generator:
-        return torch.Generator().manual_seed(_round_seed(self.seed, int(state["round"])))
+    @property
+    def contribute(self) -> Contribute:
+        return self.critic_update
+
+    def round(self, state: Tree) -> tuple[Tree, Answered]:
+        """One round: the message, and what follows from its answer; both draw from the round's public randomness."""
+        rng = torch.Generator().manual_seed(_round_seed(self.seed, int(state["round"])))
+        return self.message(state, rng), lambda mean: self._advanced(state, mean, rng)
 
     def _advanced(self, state: Tree, mean: Tree, rng: torch.Generator) -> Tree:
         """The server's part of a round."""
@@ -123,9 +113,7 @@ class FedAvgGan:
     def _critic_step(self, state: Tree, mean: Tree) -> Tree:
         state = dict(state)
         if self.adaptive is not None:
-            clip = state["clip"]
-            state["clip"] = self.adaptive.followed(clip, mean["within"])
-            mean = {name: clip * leaf for name, leaf in mean.items() if name != "within"}
+            mean, state["clip"] = self.adaptive.received(mean, state["clip"])
         gradient = trees.scaled(mean, -1.0)  # the mean update is the direction to go, an optimizer wants the way back
         critic, slots = self.server(trees.part(state, "critic"), gradient, trees.part(state, "server_slots"))
         return state | trees.joined(critic=critic, server_slots=slots)
@@ -133,7 +121,7 @@ class FedAvgGan:
     def _generator_trained(self, state: Tree, latents: torch.Tensor) -> Tree:
         """The generator after a step against the new critic for each batch of latents."""
         parts = trees.part(state, "generator"), trees.part(state, "generator_slots"), trees.part(state, "critic")
-        return state | _generator_steps(self._beside)(*parts, {"latents": latents})
+        return state | _generator_steps(self.beside)(*parts, {"latents": latents})
 
     def _generator_step(self, params: Tree, slots: Tree, critic: Tree, latents: torch.Tensor) -> tuple[Tree, Tree]:
         slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)
@@ -151,21 +139,6 @@ def _generator_steps(algorithm: FedAvgGan) -> Replayed:
         return trees.joined(generator=params, generator_slots=slots)
 
     return Replayed(steps)
-
-
-def run_together(members: Sequence[FedAvgGan], curators: Curators, states: Sequence[Tree]) -> Iterator[list[Tree]]:
-    """Several models that differ by their seed and their data, side by side: what `run` does, for each of them."""
-    kinds = {member._beside for member in members}
-    if len(kinds) > 1:
-        raise ValueError("Expected members that differ by their seed only.")
-    asked, states = kinds.pop().critic_update, list(states)
-    while curators.remaining:
-        rngs = [member._rng(state) for member, state in zip(members, states, strict=True)]
-        messages = [member.message(state, rng) for member, state, rng in zip(members, states, rngs, strict=True)]
-        means = curators.noisy_means(asked, messages)
-        rounds = zip(members, states, means, rngs, strict=True)
-        states = [member._advanced(state, mean, rng) for member, state, mean, rng in rounds]
-        yield states
 
 
 def _round_seed(seed: int, round_number: int) -> int:
