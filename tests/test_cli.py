@@ -243,7 +243,7 @@ def test_sample_writes_images_that_carry_their_guarantee(tmp_path, made):
     assert samples.images.shape == (20, 1, 8, 8)
     assert told["guarantee"].keys() >= GUARANTEE
     assert told["guarantee"]["epsilon"] == samples.guarantee.epsilon
-    assert Image.open(told["picture"]).format == "PNG"
+    assert Image.open(told["shown"]).format == "PNG"
 
 
 def test_samples_of_one_seed_are_the_same_and_of_another_are_not(tmp_path, made):

@@ -26,6 +26,7 @@ LAYERS = (
         "templates",
         "planning",
         "preparation",
+        "text_preparation",
         "experiments",
         "runs",
         "demo",

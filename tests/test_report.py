@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from fedlens.inspection import pictures
-from fedlens.inspection.report import Chart, Finding, Picture, Report, averages
+from fedlens.inspection.report import Chart, Finding, Picture, Report, averages, visible
 from fedlens.privacy import Guarantee
 
 GUARANTEE = Guarantee(
@@ -46,6 +46,24 @@ def example(text: str = "word", **changes: object) -> Report:
         "charts": (
             Chart(title=text, lead=text, axis=text, categories=(text, "1"), left=(1, 2), right=(3, 4)),
             Chart(title=text, lead=text, axis=text, edges=(0, 90, 180), left=(1, 2), right=(3, 4)),
+            Chart(
+                title=text,
+                categories=(text, "2"),
+                left=(0.1, 0.2),
+                right=(0.3, 0.1),
+                bands=(((0, 0.2), (0.1, 0.3)), ((0.2, 0.4), (0, 0.2))),
+            ),
+        ),
+        "words": tuple(
+            {
+                "label": f"{side} {text}",
+                "rows": [{"word": text, "probability": 0.01, "lift": 3.5, "new": side == "left", "flags": [text]}],
+            }
+            for side in ("left", "right")
+        ),
+        "sentences": tuple(
+            {"label": f"{side} {text}", "examples": [[{"text": text, "unknown": False}, {"text": "", "unknown": True}]]}
+            for side in ("left", "right")
         ),
         "means": averages(((text, f"left {text}", images), (text, f"right {text}", -images))),
         "coverage": ({"summary": f"near {text}", "percent": 12.5}, {"summary": f"far {text}", "percent": None}),
@@ -110,6 +128,7 @@ def test_json_is_strict_and_complete():
     assert content.keys() == {
         *("title", "created", "findings", "guarantee", "runs", "images", "numbers"),
         *("histogram", "hypotheses", "warnings", "provenance", "charts", "means", "coverage", "resolved"),
+        *("words", "sentences"),
     }
 
 
@@ -121,6 +140,65 @@ def test_histogram_of_json_is_filled_from_the_charts():
     assert example(histogram=None, charts=()).to_dict()["histogram"] is None
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("well ,", "well ,"),
+        ("a\0b\x1b[2J", "a␀b␛[2J"),
+        ("\x7f\x85", "‹U+007F›‹U+0085›"),
+        ("ab\u202ecd\u2066", "ab‹U+202E›cd‹U+2066›"),
+        ("\ud800", "‹U+D800›"),
+        ("zero\u200bwidth\u00a0", "zero‹U+200B›width‹U+00A0›"),
+        ("e\u0301te\u0301", "e\u0301te\u0301"),
+        ("\u0301a", "‹U+0301›a"),
+        ("a\u0301\u0302\u0303", "a\u0301\u0302‹U+0303›"),
+        ("שלום", "שלום"),
+        ("w" * 81, "w" * 80 + "…"),
+    ],
+)
+def test_letters_that_no_screen_shows_are_shown(text, shown):
+    assert visible(text) == shown
+
+
+def test_words_are_isolated_and_their_spaces_marked():
+    rows = [{"word": "שלום ,", "probability": 0.0123, "lift": 12.3, "new": True, "flags": ["space"]}]
+    page = example(words=({"label": "left word", "rows": rows}, {"label": "right word", "rows": []})).html()
+    assert '<bdi class="word">שלום<span class="gap"> </span>,</bdi>' in page
+    assert "1.23%" in page
+    assert "&gt; 12×" in page
+    assert "No word is likely enough to be shown." in page
+
+
+def test_a_lone_surrogate_can_be_saved(tmp_path):
+    rows = [{"word": "a\ud800\0", "probability": 0.5, "lift": 1.0, "new": False, "flags": []}]
+    report = example(words=({"label": "left word", "rows": rows},))
+    report.save(tmp_path)
+    assert "a‹U+D800›␀" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert '"a‹U+D800›␀" 50.00%' in report.text()
+    assert json.loads((tmp_path / "report.json").read_text())["words"][0]["rows"][0]["word"] == "a\ud800\0"
+
+
+def test_rates_are_drawn_as_they_are_within_their_bands():
+    chart = Chart(title="rates", categories=("1", "2"), left=(0.2, 0.1), bands=(((0.1, 0.3), (0.05, 0.9)),))
+    page = example(charts=(chart,), histogram=None).html()
+    assert 'd="M25 50L75 75"' in page  # of an axis that ends at 40%
+    assert 'd="M25 25L75 0L75 87.5L25 75Z"' in page
+    assert "shares of its own total" not in page
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bands": (((0, 1),),)},
+        {"bands": (((0, 1), (0, 1)),) * 2},
+        {"bands": (((0, 1), (0, 1)),), "edges": (0, 1, 2), "categories": ()},
+    ],
+)
+def test_bands_must_fit_their_chart(changes):
+    with pytest.raises(ValueError, match="Expected"):
+        Chart(**({"title": "rates", "categories": ("1", "2"), "left": (0.2, 0.1)} | changes))
+
+
 def test_nothing_generated_becomes_markup():
     page = example(HOSTILE).html()
     assert page.count("<script") == 1
@@ -128,7 +206,8 @@ def test_nothing_generated_becomes_markup():
     assert "{{ 7 * 7 }}" in page  # generated text is never a template
     # Every tag and attribute comes from the template: words change text only.
     skeleton = re.compile(r"</?[a-z][a-z0-9]*|(?<= )[a-z-]+=(?=\")")
-    assert skeleton.findall(page) == skeleton.findall(example().html())
+    plain = "word" + " and" * HOSTILE.count(" ")  # the spaces of a word are marked
+    assert skeleton.findall(page) == skeleton.findall(example(plain).html())
     assert page.count("&lt;script&gt;") > 20
 
 
@@ -194,7 +273,18 @@ def test_one_round_is_shown_where_two_have_no_room(monkeypatch):
 
 def test_order_of_the_page():
     page = example().html()
-    ids = ["findings", "pictures", "means", "charts", "hypotheses", "numbers", "privacy", "provenance"]
+    ids = [
+        "findings",
+        "words",
+        "sentences",
+        "pictures",
+        "means",
+        "charts",
+        "hypotheses",
+        "numbers",
+        "privacy",
+        "provenance",
+    ]
     assert re.findall(r'<section[^>]* id="(\w+)"', page) == ids
     assert page.index("first word") < page.index("second word") < page.index("settled word")
     assert page.index("settled word") < page.index(example().guarantee.headline)

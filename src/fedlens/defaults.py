@@ -2,7 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedlens.recipes import Recipe
 
 ROUNDS, GENERATOR_STEPS = (8, 105), (1, 20)
 CRITICS = ([24, 48], [16, 32], [8, 16])
@@ -14,13 +17,22 @@ TRAINING = {
     "generator_batch": 128,
     "generator": {"kind": "adam", "rate": 1e-3, "beta1": 0.5, "beta2": 0.9},
 }
+# Of text. A weight may wander so far by noise alone, over all rounds: more would drown what it has learnt.
+WANDERED, MOMENTUM, TEXT_RATE, TEXT_ROUNDS = 0.3, 0.9, 2.0, 100
+TEXT_NOISE_TO_SIGNAL = 2.5
+TEXT_TRAINING = {"batch": 16, "local_steps": 2, "local_rate": 0.5}
+LANGUAGES: tuple[dict[str, int], ...] = (
+    {},
+    {"embedding": 24, "units": 96, "projection": 48},
+    {"embedding": 16, "units": 64, "projection": 32},
+    {"embedding": 16, "units": 32, "projection": 24},
+)
 
 
-def settled(values: dict[str, Any], noise_to_signal: Callable[[dict[str, Any]], float]) -> dict[str, Any]:
+def settled(values: dict[str, Any], judged: Callable[[dict[str, Any]], "Recipe"]) -> dict[str, Any]:
     """Where a recipe leaves rounds or clip open, what works without tuning; whatever it says itself stays.
 
-    Chosen from public numbers alone: more rounds the larger epsilon is, about as many generator steps in all, the
-    largest critic whose noise stays within ten times the signal, and counts that cost a twentieth of the whole.
+    Chosen from public numbers alone; `judged` makes a recipe of settings, to see how much noise they mean.
     """
     privacy = values.get("privacy")
     if not isinstance(privacy, dict) or not isinstance(privacy.get("epsilon"), int | float):
@@ -28,28 +40,60 @@ def settled(values: dict[str, Any], noise_to_signal: Callable[[dict[str, Any]], 
     if "rounds" in privacy and ("clip" in privacy or "adaptive_clip" in privacy):
         return values
     given = [privacy["epsilon"], privacy.get("rounds", 1), privacy.get("count_noise", 1)]
-    tables = [values.get("model", {}), values.get("training", {})]
     if not all(isinstance(v, int | float) and 1e-3 <= v <= 1e9 for v in given) or given[0] > 1e4:
         return values  # its errors are told as they are
-    if not all(isinstance(table, dict) for table in tables):
+    if not all(isinstance(values.get(name, {}), dict) for name in ("model", "text", "training")):
         return values
-    rounds = privacy.get("rounds", _within(20 * privacy["epsilon"] ** 0.8, ROUNDS))
-    counting = max(4.0, 16 / privacy["epsilon"])
-    open_here: dict[str, Any] = {"count_noise": counting, "threshold_noise": counting}
+    counting = max(4.0, 16 / privacy["epsilon"])  # costs a twentieth of the whole
     floor = 2.4 * privacy.get("count_noise", counting)  # below it, nobody at all would pass for a group
-    open_here["minimum_users"] = max(20, math.ceil(floor))
-    open_here |= {} if "adaptive_clip" in privacy else {"clip": 0.1}
+    open_here = {"count_noise": counting, "threshold_noise": counting, "minimum_users": max(20, math.ceil(floor))}
+    values = values | {"privacy": open_here | privacy}
+    return _text(values, judged) if "text" in values else _images(values, judged)
+
+
+def _images(values: dict[str, Any], judged: Callable[[dict[str, Any]], "Recipe"]) -> dict[str, Any]:
+    """More rounds the larger epsilon is, about as many generator steps in all, and the largest critic whose noise stays
+    within ten times the signal."""
+    privacy, model, training = values["privacy"], values.get("model", {}), values.get("training", {})
+    rounds = privacy.get("rounds", _within(20 * privacy["epsilon"] ** 0.8, ROUNDS))
+    clip = {} if "adaptive_clip" in privacy else {"clip": 0.1}
     steps = {"generator_steps": _within(840 / rounds, GENERATOR_STEPS)}
     for widths in CRITICS:
-        model = {"size": "paper", "critic_hidden": 0, "critic_widths": widths} | _generator(values)
+        chosen = {"size": "paper", "critic_hidden": 0, "critic_widths": widths} | _generator(values)
         whole = values | {
-            "privacy": open_here | privacy | {"rounds": rounds},
-            "model": ({} if "size" in tables[0] else model) | tables[0],
-            "training": TRAINING | steps | tables[1],
+            "privacy": clip | privacy | {"rounds": rounds},
+            "model": ({} if "size" in model else chosen) | model,
+            "training": TRAINING | steps | training,
         }
-        if noise_to_signal(whole) <= NOISE_TO_SIGNAL:
+        if judged(whole).noise_to_signal <= NOISE_TO_SIGNAL:
             break
     return whole
+
+
+def _text(values: dict[str, Any], judged: Callable[[dict[str, Any]], "Recipe"]) -> dict[str, Any]:
+    """The largest model whose noise stays near the signal, and a server step that lets no weight wander far."""
+    privacy, text, training = values["privacy"], values["text"], values.get("training", {})
+    clip = {} if "adaptive_clip" in privacy else {"clip": 0.5}
+    whole = values | {
+        "privacy": clip | {"rounds": TEXT_ROUNDS} | privacy,
+        "training": TEXT_TRAINING | {"server": _server(TEXT_RATE)} | training,
+    }
+    for sizes in LANGUAGES if "size" not in text else ({},):
+        whole = whole | {"text": sizes | text}
+        recipe = judged(whole)
+        if recipe.noise_to_signal <= TEXT_NOISE_TO_SIGNAL:
+            break
+    if "server" in training:
+        return whole
+    train = recipe.plans[1]
+    unit = recipe.privacy.clip or recipe.privacy.adaptive_clip.start  # type: ignore[union-attr]
+    step = unit * train.stddev / train.bound.norm / train.expected_contributors  # of every weight, by noise alone
+    rate = min(TEXT_RATE, WANDERED * (1 - MOMENTUM) / (step * math.sqrt(train.releases)))
+    return whole | {"training": whole["training"] | {"server": _server(float(f"{rate:.2g}"))}}
+
+
+def _server(rate: float) -> dict[str, Any]:
+    return {"kind": "sgd", "rate": rate, "momentum": MOMENTUM}
 
 
 def _generator(values: dict[str, Any]) -> dict[str, Any]:

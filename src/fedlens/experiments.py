@@ -20,13 +20,13 @@ from typing import Any
 import torch
 
 from fedlens import files, preparation, trees
-from fedlens.algorithms import FedAvgGan, run_together
+from fedlens.algorithms import run_together
 from fedlens.inspection import Samples, contrast
 from fedlens.ledger import Ledger
 from fedlens.population import Population
 from fedlens.randomness import Randomness
 from fedlens.recipes import STAGES, Recipe
-from fedlens.runs import SAMPLED, present
+from fedlens.runs import SAMPLED, model_of, present
 from fedlens.simulation import Engine, SimulatedCurator, Together
 
 UNITS = 700  # of all models together, at once: 26 GB on a GPU with the largest critic, twice while it is recorded
@@ -153,7 +153,7 @@ def trained(
     missing = [t for t in trials(chosen) if not t.file(out).exists() and not t.refused(out).exists()]
 
     def plan(trial: Trial) -> str:
-        return f"{trial.recipe.data.path} {trial.recipe.plans} {_plain(trial.recipe.algorithm())}"
+        return f"{trial.recipe.data.path} {trial.recipe.plans} {trial.recipe.algorithm().beside}"
 
     for _, group in itertools.groupby(missing, key=plan):
         known: dict[str, pathlib.Path] = {}
@@ -162,10 +162,6 @@ def trained(
                 say("out of time")
                 return
             _train(batch, out, device, say)
-
-
-def _plain(algorithm: FedAvgGan) -> FedAvgGan:
-    return dataclasses.replace(algorithm, seed=0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,17 +244,16 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
         asked.append((jobs, account.run))
     if not doors:
         return
-    states = [trees.moved(member.start(), device) for member in members]
+    states = [trees.moved(jobs[0].trial.recipe.start(), device) for jobs, _ in asked]
     chunk = max(1, min(135, UNITS // len(doors)))
     rounds = run_together(members, Together(doors, chunk), states)
     states = collections.deque(rounds, maxlen=1).pop()  # those of all rounds would fill a GPU
-    for (jobs, run), member, state in zip(asked, members, states, strict=True):
-        generator = trees.moved(trees.part(state, "generator"), "cpu")
-        images, _ = member.gan.drawn(generator, SAMPLED, seed=0)
+    for (jobs, run), state in zip(asked, states, strict=True):
+        recipe = jobs[0].trial.recipe
+        model = model_of(recipe, jobs[0].trial.side, state, book.spending(run), book.head())
+        drawn = model.sampled(recipe.text.samples if recipe.text else SAMPLED, seed=0)
         for job in jobs:
-            delta = job.trial.recipe.privacy.delta
-            made = Samples(images=images, label=job.trial.side, spending=book.spending(run), delta=delta)
-            made.save(job.trial.file(out))
+            dataclasses.replace(drawn, label=job.trial.side).save(job.trial.file(out))
     names = sorted({job.trial.row.name for jobs, _ in asked for job in jobs})
     say(f"{len(doors)} models together in {time.perf_counter() - started:.1f} s: {', '.join(names)}")
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedlens import trees
+from fedlens.algorithms import FedAvgGan
 from fedlens.curator import Contribute
 from fedlens.ledger import Budget, Ledger, Spending, Standing, guarantee
 from fedlens.ledger.budgets import over
@@ -161,7 +162,9 @@ def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
 
 def expected_seconds(recipe: Recipe) -> float:
     """From what made-up users take here and now, one alone or, where that is quick, sixteen side by side."""
-    one_step = dataclasses.replace(recipe.algorithm(), generator_steps=1)  # of a round's, which are all alike
+    one_step = recipe.algorithm()
+    if isinstance(one_step, FedAvgGan):
+        one_step = dataclasses.replace(one_step, generator_steps=1)  # of a round's, which are all alike
     clock, cores = _Stopwatch(recipe), torch.get_num_threads()
     torch.set_num_threads(1)  # as the engine does: every core has users of its own
     try:
@@ -181,9 +184,10 @@ class _Stopwatch:
         self.remaining = 2
 
     def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
-        algorithm = self._recipe.algorithm()
-        side, width = self._recipe.side, algorithm.examples_per_unit
-        unit = {"x": torch.zeros(width, 1, side, side, dtype=torch.uint8), "mask": torch.ones(width)}
+        text, side = self._recipe.text, self._recipe.side
+        width = self._recipe.algorithm().examples_per_unit
+        example = torch.zeros(text.width + 2) if text else torch.zeros(1, side, side)
+        unit = {"x": example.byte().expand(width, *example.shape), "mask": torch.ones(width)}
         with torch.no_grad():
             seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
             if seconds < 0.03:
@@ -199,7 +203,7 @@ class _Stopwatch:
         """The users' part, and the server's: it lies between the last answer and now."""
         server = time.perf_counter() - self._opened[-1]
         users = self._unit_seconds * self._recipe.plans[1].expected_contributors / cores
-        return users + server * self._recipe.training.generator_steps
+        return users + server * (1 if self._recipe.text else self._recipe.training.generator_steps)
 
 
 def duration(seconds: float) -> str:

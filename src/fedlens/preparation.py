@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fedlens import data, trees
+from fedlens import data, text_preparation, trees
 from fedlens.curator import Curator
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.primary import open_primary
@@ -31,6 +31,8 @@ Thresholds = Mapping[float, float]  # accuracies, by the quantile that each was 
 
 def population(recipe: Recipe) -> tuple[Population, data.Public | None]:
     """The users with their examples, the bug planted; and the public examples that come with them, if any do."""
+    if recipe.text:
+        return text_preparation.population(recipe), None
     found, public = _read(recipe)
     if "x" not in found.columns:
         raise DataError(f"Expected an image column 'x', found {', '.join(sorted(found.columns))}.")

@@ -9,15 +9,18 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from fedlens import transforms
+from fedlens import misprints, transforms, words
 from fedlens.algorithms import Adam, Sgd
 from fedlens.models.gan import Gan
+from fedlens.models.lstm import LanguageModel
 from fedlens.privacy import Balanced, Everyone, FixedSize, Neighbours, Poisson, Unit
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 Checked = TypeVar("Checked")
+BUILT_IN = "digits", "docstrings"  # data that is on every machine
+TEXT = "jsonl", "docstrings"  # a population may hold either
 
 
 def _free(name: str) -> str:
@@ -39,6 +42,7 @@ class Bug(Table):
     kind: str
     fraction: Share = 0.5
     of: Literal["users", "examples"] = "users"  # of each user's examples, that is
+    share: Share = 1.0  # text: of the sentences of a user whom it hits
     seed: NonNegativeInt = 0
     classes: PositiveInt | None = None  # of labels, for bugs that change them: a public number
     mark: Column | None = None  # a column to add: 1 in the rows of a user whom it hit (the faulty release), else 0
@@ -46,12 +50,14 @@ class Bug(Table):
     @pydantic.field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        transforms.named(kind)  # or it says which names there are
+        if kind not in misprints.MISPRINTS:
+            transforms.named(kind)  # or it says which names there are
         return kind
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Bug":
-        lacking = transforms.named(self.kind).labels is not None and not self.classes
+        of_text = self.kind in misprints.MISPRINTS
+        lacking = not of_text and transforms.named(self.kind).labels is not None and not self.classes
         return sound(self, [f"{self.kind} needs classes, the public number of them"] if lacking else [])
 
 
@@ -65,25 +71,26 @@ class Columns(Table):
 
 
 class Data(Table):
-    source: Literal["digits", "npz", "population"]
+    source: Literal["digits", "npz", "population", "jsonl", "docstrings"]
     path: Path | None = None
     name: Name | None = None  # of the population in the ledger; by default that of the file
     images: str = "x"
     labels: str | None = "y"
+    text: str = "text"  # jsonl: the key of a user's sentences
     users: str = "user"
-    attributes: tuple[Column, ...] = ()  # npz: further arrays of whole numbers, to select by
+    attributes: tuple[Column, ...] = ()  # npz, jsonl: further columns of whole numbers, to select by
     deal_to: PositiveInt | None = None  # rows without an owner are dealt to so many made-up users, one after the other
     bug: Bug | None = None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Data":
         problems = []
-        if (self.path is None) != (self.source == "digits"):
-            problems.append("path goes with source npz or population, and with those only")
-        if self.deal_to and self.source == "population":
-            problems.append("deal_to goes with source digits or npz: a population has its users")
-        if self.attributes and self.source == "digits":
-            problems.append("attributes goes with source npz or population: the digits have none")
+        if (self.path is None) != (self.source in BUILT_IN):
+            problems.append("path goes with source npz, jsonl or population, and with those only")
+        if self.deal_to and self.source not in ("digits", "npz"):
+            problems.append(f"deal_to goes with source digits or npz: a source of {self.source} has its users")
+        if self.attributes and self.source in BUILT_IN:
+            problems.append(f"attributes goes with source npz, jsonl or population: {self.source} has none")
         if len(set(self.attributes)) < len(self.attributes):
             problems.append("attributes names a column twice")
         if self.bug and self.bug.mark in self.attributes:
@@ -260,8 +267,41 @@ class Networks(Table):
         return pair.conditional(self.classes) if self.classes else pair
 
 
+class Text(Table):
+    """A language model in place of a GAN: of words outside a vocabulary, letter by letter, or of whole sentences."""
+
+    model: Literal["spelling", "words"] = "spelling"
+    vocabulary: Path | None = None  # a public list or a charged release, one word a line; docstrings bring their own
+    tokenizer: str = "plain"
+    width: PositiveInt = 16  # bytes of a word, or words of a sentence; longer ones are cut
+    size: Literal["paper", "small"] = "small"
+    embedding: PositiveInt | None = None
+    units: PositiveInt | None = None
+    projection: NonNegativeInt | None = None
+    layers: PositiveInt | None = None
+    warm_steps: NonNegativeInt = 300  # on the vocabulary's spellings, or on public sentences, before anything private
+    public: Path | None = None  # sentences anybody may see, one a line, for a model of words to start from
+    baseline: Path | None = None  # the folder of an earlier model, to compare with
+    samples: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
+
+    @pydantic.field_validator("tokenizer")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        words.tokenizer(kind)  # or it says which there are
+        return kind
+
+    def built(self, vocabulary: int) -> LanguageModel:
+        small, spelling = self.size == "small", self.model == "spelling"
+        if spelling:
+            found = LanguageModel.small_spelling() if small else LanguageModel.spelling()
+        else:
+            found = LanguageModel.small_words(vocabulary) if small else LanguageModel.words(vocabulary)
+        return _changed(found, self.model_dump(include={"embedding", "units", "projection", "layers"}))
+
+
 class Training(Table):
     batch: PositiveInt = 32
+    epochs: PositiveInt = 1  # text: passes over a user's batches
     local_steps: PositiveInt = 6
     local_rate: PositiveFloat = 5e-4
     decay: Annotated[float, Field(ge=0)] = 0.0

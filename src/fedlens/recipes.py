@@ -10,14 +10,18 @@ import types
 import typing
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
-from pydantic import Field, PositiveInt
+import torch
+from pydantic import Field, NonNegativeInt
 
-from fedlens import defaults, transforms
-from fedlens.algorithms import AdaptiveClip, FedAvgGan
+from fedlens import defaults, misprints, transforms, trees, words
+from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan
+from fedlens.algorithms.warm_start import warmed
 from fedlens.ledger import Account, Item, Spending, guarantee
 from fedlens.ledger.spending import composition
 from fedlens.models.gan import Gan
+from fedlens.models.lstm import LanguageModel
 from fedlens.privacy import (
     Everyone,
     Guarantee,
@@ -27,9 +31,11 @@ from fedlens.privacy import (
     Unit,
     UpdateAndBit,
 )
+from fedlens.readers.docstrings import public_text
 from fedlens.recipe_tables import (
     NUMBER,
     QUANTILE,
+    TEXT,
     Data,
     Name,
     Networks,
@@ -37,11 +43,15 @@ from fedlens.recipe_tables import (
     Privacy,
     Selection,
     Table,
+    Text,
     Training,
     sound,
 )
+from fedlens.trees import Tree
+from fedlens.words import Vocabulary
 
 STAGES = "count", "train"  # of a model: its group is counted, then it is trained
+PUBLIC_WORDS = 3000  # of the docstrings' public text
 THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release they are learnt from
 
 
@@ -56,21 +66,22 @@ class Recipe(Table):
     ... except RecipeError as error:
     ...     print(error)
     4 problems in the recipe:
-      task: input should be 'T1', 'T2' or 'T4'
+      task: input should be 'T1', 'T2', 'T3' or 'T4'
       data: missing
       selections: missing
       privacy: missing
     """
 
     name: Name
-    task: Literal["T1", "T2", "T4"]
+    task: Literal["T1", "T2", "T3", "T4"]
     seed: Annotated[int, Field(ge=-(2**62), le=2**62)] = 0  # of everything public: initial weights, latents, samples
-    side: PositiveInt  # images are side x side
+    side: NonNegativeInt = 0  # images are side x side
     data: Data
     primary: Primary | None = None
     selections: dict[Name, Selection]
     privacy: Privacy
-    model: Networks = Networks()
+    model: Networks = Networks()  # of images
+    text: Text | None = None  # in place of images
     training: Training = Training()
     hypotheses: tuple[str, ...] = ()  # what else could explain a difference: package.module:function
 
@@ -78,7 +89,8 @@ class Recipe(Table):
     @classmethod
     def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
         for kind in kinds:
-            transforms.named(kind)  # or it says what is wrong
+            if kind not in misprints.MISPRINTS:
+                transforms.named(kind)  # or it says what is wrong
         return kinds
 
     @pydantic.model_validator(mode="after")
@@ -111,11 +123,44 @@ class Recipe(Table):
                     f"selection {name} with samples of a fixed size: how many users are in it is private; "
                     "use poisson, or declare size_is_public = true"
                 )
+        problems += self._text_problems() if self.text else self._image_problems()
+        return sound(self, problems)
+
+    def _image_problems(self) -> list[str]:
+        problems = [] if self.side else ["give side, of images, or a table [text]"]
+        if self.task == "T3" or self.data.source in TEXT:
+            problems.append("T3 and sources of text need a table [text]")
+        kinds = (*self.hypotheses, *([self.data.bug.kind] if self.data.bug else []))
+        problems += [f"{kind} is a bug of text, not of images" for kind in kinds if kind in misprints.MISPRINTS]
+        if self.training.epochs > 1 or (self.data.bug and self.data.bug.share < 1):
+            problems.append("training.epochs and data.bug.share go with [text]")
         try:
-            self.gan()
+            self.model.built(self.side or 28, 1)
         except ValueError as error:
             problems.append(str(error))
-        return sound(self, problems)
+        return problems
+
+    def _text_problems(self) -> list[str]:
+        problems = ["[text] takes no side, which is of images"] if self.side else []
+        if self.task in ("T2", "T4") or self.primary:
+            problems.append("[text] goes with T1 and T3: there is no primary model of text")
+        if self.data.source in ("digits", "npz"):
+            problems.append(f"[text] goes with sources of text, not with {self.data.source}")
+        kinds = (*self.hypotheses, *([self.data.bug.kind] if self.data.bug else []))
+        problems += [f"{kind} is a bug of images, not of text" for kind in kinds if kind in transforms.TRANSFORMS]
+        if any(selection.by not in ("everyone", "attribute") for selection in self.selections.values()):
+            problems.append("[text] goes with selections by everyone or by attribute")
+        if (self.text and self.text.vocabulary is None) and self.data.source != "docstrings":
+            problems.append("text.vocabulary is missing: a public list of words, or one learnt at a price")
+        if self.text and self.text.baseline and len(self.selections) > 1:
+            problems.append("text.baseline goes with one selection: two are compared with each other")
+        if self.privacy.unit == Unit.EXAMPLE:
+            problems.append("[text] protects users: privacy.unit = 'example' is not for it")
+        try:
+            self.weights()
+        except (ValueError, OSError) as error:
+            problems.append(f"text: {error}")
+        return problems
 
     @classmethod
     def parsed(cls, text: str, overrides: typing.Sequence[str] = ()) -> "Recipe":
@@ -130,7 +175,7 @@ class Recipe(Table):
         for override in overrides:
             _set(values, override)
         try:
-            return cls.model_validate(defaults.settled(values, lambda v: cls.model_validate(v).noise_to_signal))
+            return cls.model_validate(defaults.settled(values, cls.model_validate))
         except pydantic.ValidationError as error:
             lines = [_line(problem) for problem in error.errors()]
             plural = "problem" if len(lines) == 1 else "problems"
@@ -180,21 +225,67 @@ class Recipe(Table):
     @property
     def noise_to_signal(self) -> float:
         """The norm of the noise in one round's mean, over the largest norm the mean can have."""
-        weights = sum(leaf.numel() for leaf in self.gan().critic.init(0).values())
         train = self.plans[1]
-        return train.stddev * weights**0.5 / (train.expected_contributors * train.bound.norm)
+        return train.stddev * self.weights() ** 0.5 / (train.expected_contributors * train.bound.norm)
 
-    def algorithm(self) -> FedAvgGan:
-        adaptive = self.privacy.adaptive_clip
-        plain = self.training.model_dump(exclude={"server", "generator"})
-        return FedAvgGan(
-            gan=self.gan(),
-            server=self.training.server.built(),
-            generator=self.training.generator.built(),
-            adaptive=AdaptiveClip(**adaptive.model_dump()) if adaptive else None,
-            seed=self.seed,
-            **plain,
+    @functools.cached_property
+    def vocabulary(self) -> Vocabulary:
+        """Public: a file, or the words of the public text that comes with the docstrings."""
+        if self.text is None:
+            raise ValueError("Expected a table [text]: images have no vocabulary.")
+        if self.text.vocabulary is None:
+            return words.counted(public_text().splitlines(), PUBLIC_WORDS, self.text.tokenizer, "Python's help topics")
+        return Vocabulary.open(self.text.vocabulary, provenance=f"the list {pathlib.Path(self.text.vocabulary).name}")
+
+    def language(self) -> LanguageModel:
+        if self.text is None:
+            raise ValueError("Expected a table [text]: images have no language model.")
+        return self.text.built(len(self.vocabulary))
+
+    def weights(self) -> int:
+        """How many numbers a user's contribution holds."""
+        init = self.language().init(0) if self.text else self.gan().critic.init(0)
+        return sum(leaf.numel() for leaf in init.values())
+
+    def start(self) -> Tree:
+        """The public state before the first round; a language model has read what is public, if there is anything."""
+        algorithm = self.algorithm()
+        state = algorithm.start()
+        if not isinstance(algorithm, FedAvg) or self.text is None or not len(rows := self._public_rows()):
+            return state
+        steps, sequences = self.text.warm_steps, torch.from_numpy(rows).long()
+        return state | trees.joined(
+            model=warmed(algorithm.model, trees.part(state, "model"), sequences, steps=steps, seed=self.seed)
         )
+
+    def _public_rows(self) -> np.ndarray:
+        """The vocabulary's spellings, or public sentences: none of it comes from a user."""
+        if self.text is None or not self.text.warm_steps:
+            return np.zeros((0, 2))
+        width = self.text.width + 2
+        if self.text.model == "spelling":
+            return np.stack([words.spelled(word, width) for word in self.vocabulary.words])
+        split = words.tokenizer(self.text.tokenizer)
+        spoken = [tokens for sentence in self._public_sentences() if (tokens := split(sentence))]
+        return np.stack([self.vocabulary.numbered(tokens, width) for tokens in spoken]) if spoken else np.zeros((0, 2))
+
+    def _public_sentences(self) -> list[str]:
+        if self.text and self.text.public:
+            return pathlib.Path(self.text.public).read_text(errors="replace").splitlines()
+        return public_text().splitlines() if self.data.source == "docstrings" else []
+
+    def algorithm(self) -> FedAvgGan | FedAvg:
+        server, adaptive = self.training.server.built(), self.privacy.adaptive_clip
+        shared = {
+            "server": server,
+            "adaptive": AdaptiveClip(**adaptive.model_dump()) if adaptive else None,
+            "seed": self.seed,
+            **self.training.model_dump(include={"batch", "local_steps", "local_rate"}),
+        }
+        if self.text:
+            return FedAvg(model=self.language(), epochs=self.training.epochs, **shared)
+        alone = self.training.model_dump(include={"decay", "generator_steps", "generator_batch"})
+        return FedAvgGan(gan=self.gan(), generator=self.training.generator.built(), **shared, **alone)
 
     @functools.cached_property
     def plans(self) -> tuple[Plan, Plan]:
@@ -251,7 +342,7 @@ class Recipe(Table):
     def reads_labels(self) -> bool:
         """A look at everything needs none."""
         by_class = self.model.classes or any(selection.by == "class" for selection in self.selections.values())
-        bug = self.data.bug and transforms.named(self.data.bug.kind)
+        bug = self.data.bug and not self.text and transforms.named(self.data.bug.kind)
         return bool(self.primary or by_class or (bug and bug.labels))
 
     def partition(self) -> dict[str, tuple[str, str]]:

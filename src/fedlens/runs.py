@@ -36,15 +36,15 @@ import torch
 import fedlens
 from fedlens import files, preparation, tensorfiles, trees
 from fedlens.curator import PrivacySpentError
-from fedlens.inspection import Model, Report, Samples, contrast
+from fedlens.inspection import Model, Report, Samples, TextModel, Texts, contrast, contrast_texts, opened
 from fedlens.inspection.contrast import SHOWN
-from fedlens.ledger import Item, Ledger, RunClosedError, Spending, is_remote
+from fedlens.ledger import Head, Item, Ledger, RunClosedError, Spending, is_remote
 from fedlens.models.classifier import Primary
 from fedlens.population import DataError, Population
 from fedlens.preparation import Side, Thresholds
-from fedlens.privacy import Guarantee, accounting
+from fedlens.privacy import Guarantee, Plan, accounting
 from fedlens.randomness import Randomness
-from fedlens.recipe_tables import Quantile
+from fedlens.recipe_tables import Quantile, Text
 from fedlens.recipes import STAGES, THRESHOLDS, Recipe, to_toml
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
@@ -91,6 +91,10 @@ class Run:
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
+        if recipe.text and recipe.text.baseline:
+            TextModel.open(
+                pathlib.Path(recipe.text.baseline) / "model.safetensors"
+            )  # better now than when all is spent
         if seed is None and recipe.data.bug and ":" in recipe.data.bug.kind:
             raise ValueError("Expected --simulate with a bug of one's own: its code sees every private image.")
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
@@ -180,7 +184,7 @@ class Run:
         book.reserve(self.items(), recipe=self.recipe.digest)  # done when the run was created; a resumed run checks it
         side = self._usable_side(book)
         primary, thresholds = side.primary, self._thresholds(side, book)
-        models: list[Model] = []
+        models: list[Model | TextModel] = []
         warnings: list[str] = []
         for selection in self.recipe.selections:
             chosen = functools.partial(preparation.selected, self.recipe, selection, side, thresholds)
@@ -198,7 +202,7 @@ class Run:
         self._close(book)
         return report
 
-    def _lost_rounds(self, model: Model) -> list[str]:
+    def _lost_rounds(self, model: Model | TextModel) -> list[str]:
         lost = self.recipe.privacy.rounds - model.rounds
         told = f"{model.label}: {lost} of {self.recipe.privacy.rounds} rounds were charged but lost in an interruption"
         return [f"{told}; the model stopped early"] if lost else []
@@ -245,11 +249,13 @@ class Run:
         files.write(self.folder / "thresholds.json", json.dumps(told, indent=1))
         return learnt
 
-    def _trained(self, selection: str, chosen: Callable[[], Population], book: Ledger, watch: Watcher) -> Model | None:
+    def _trained(
+        self, selection: str, chosen: Callable[[], Population], book: Ledger, watch: Watcher
+    ) -> Model | TextModel | None:
         """The model of one selection; None if too few users are in it."""
         folder = self.folder / selection
         if (folder / "model.safetensors").exists():
-            return Model.open(folder / "model.safetensors")
+            return opened(folder / "model.safetensors")
         folder.mkdir(exist_ok=True)
         randomness = self._randomness(selection)
         account = self.recipe.account(self.name, selection, randomness.simulated)
@@ -264,7 +270,7 @@ class Run:
         algorithm = self.recipe.algorithm()
         # A seed promises the same run again, and chunks round differently: with one, the engine is not measured.
         fixed = Engine(device=self.device, chunk=16) if randomness.simulated else None
-        state, engine = self._resumed(folder) or (algorithm.start(), fixed)
+        state, engine = self._resumed(folder) or (self.recipe.start(), fixed)
         curator = door(
             plan=train_plan,
             stage=training,
@@ -274,18 +280,7 @@ class Run:
             position=int(state["round"]),
         )
 
-        def made(state: Tree) -> Model:
-            return Model(
-                gan=algorithm.gan,
-                generator=trees.moved(trees.part(state, "generator"), "cpu"),
-                label=selection,
-                spending=self._spending(account.run, book),
-                delta=self.recipe.privacy.delta,
-                recipe_sha256=self.recipe.digest,
-                rounds=int(state["round"]),
-                ledger_head=book.head(),
-            )
-
+        made = functools.partial(self._model, selection, book)
         states = self._glimpsed(algorithm.run(curator, trees.moved(state, self.device)), folder, made)
         state = self._rounds(states, state, curator, folder, watch)
         model = made(state)
@@ -293,9 +288,15 @@ class Run:
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         return model
 
-    def _glimpsed(self, states: Iterator[Tree], folder: pathlib.Path, made: Callable[[Tree], Model]) -> Iterator[Tree]:
+    def _model(self, selection: str, book: Ledger, state: Tree) -> Model | TextModel:
+        return model_of(self.recipe, selection, state, self._spending(f"{self.name}/{selection}", book), book.head())
+
+    def _glimpsed(
+        self, states: Iterator[Tree], folder: pathlib.Path, made: Callable[[Tree], Model | TextModel]
+    ) -> Iterator[Tree]:
         """Keeps what the model draws on the way, at some rounds: one sees it learn. Costs no privacy."""
-        kept = {math.ceil(share * self.recipe.privacy.rounds) for share in GLIMPSES}
+        shares = () if self.recipe.text else GLIMPSES  # of words, the last ones say it all
+        kept = {math.ceil(share * self.recipe.privacy.rounds) for share in shares}
         for state in states:
             if (number := int(state["round"])) in kept and number < self.recipe.privacy.rounds:
                 made(state).sampled(SHOWN, self.recipe.seed).save(folder / "rounds" / f"{number:06d}.safetensors")
@@ -343,7 +344,7 @@ class Run:
         every = 1 if accounting.accountant([train]) == accounting.EXACT else max(1, train.releases // 10)
         if done % every and done != train.releases:
             return {}
-        before = [plan for found in self.recipe.learning() for plan in found.plans]
+        before = [plan for found in self.recipe.learning() for plan in found.plans if isinstance(plan, Plan)]
         plans = [*before, count, dataclasses.replace(train, releases=charged)]
         cost = accounting.epsilon(plans, self.recipe.privacy.delta)
         return {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
@@ -370,7 +371,7 @@ class Run:
 
     def _report(
         self,
-        models: list[Model],
+        models: list[Model | TextModel],
         primary: Primary | None,
         thresholds: Thresholds,
         warnings: tuple[str, ...],
@@ -387,7 +388,8 @@ class Run:
         }
         if thresholds:
             provenance["thresholds learnt"] = learnt_text(self.recipe, thresholds)
-        samples = [model.sampled(SAMPLED, self.recipe.seed) for model in models]
+        count = self.recipe.text.samples if self.recipe.text else SAMPLED
+        samples = [model.sampled(count, self.recipe.seed) for model in models]
         for side in samples:
             side.save(self.folder / "samples" / f"{side.label}.safetensors")
         # The joint guarantee covers every group, also one whose model was not trained: it was counted.
@@ -396,10 +398,14 @@ class Run:
             return Report(
                 title=self.recipe.name, findings=(), guarantee=joint, warnings=warnings, provenance=provenance
             )
-        glimpses, damaged = self._glimpses(samples)
+        if self.recipe.text:
+            texts = [side for side in samples if isinstance(side, Texts)]
+            return self._text_report(texts, self.recipe.text, joint, warnings, provenance)
+        drawn = [side for side in samples if isinstance(side, Samples)]
+        glimpses, damaged = self._glimpses(drawn)
         warnings += tuple(f"{path.parent.parent.name}: {path.name} is damaged and left out" for path in damaged)
         report = contrast(
-            *samples,
+            *drawn,
             title=self.recipe.name,
             primary=primary,
             kinds=self.recipe.hypotheses,
@@ -408,6 +414,22 @@ class Run:
             provenance=provenance,
         )
         return dataclasses.replace(report, guarantee=joint)
+
+    def _text_report(
+        self, sides: list[Texts], text: Text, joint: Guarantee, warnings: tuple[str, ...], provenance: dict[str, str]
+    ) -> Report:
+        """Two groups are compared with each other; one with the model of an earlier run, whose users pay for both."""
+        compare = functools.partial(
+            contrast_texts,
+            title=self.recipe.name,
+            kinds=self.recipe.hypotheses,
+            warnings=warnings,
+            provenance=provenance | {"vocabulary": self.recipe.vocabulary.provenance},
+        )
+        if text.baseline is None:
+            return dataclasses.replace(compare(*sides), guarantee=joint)
+        baseline = TextModel.open(pathlib.Path(text.baseline) / "model.safetensors")
+        return compare(sides[0], baseline.sampled(text.samples, self.recipe.seed))
 
     def _glimpses(self, sides: Sequence[Samples]) -> tuple[list[Samples], list[pathlib.Path]]:
         """What was kept on the way, and the files that cannot be read."""
@@ -466,6 +488,28 @@ def learnt_text(recipe: Recipe, thresholds: Thresholds) -> str:
         if isinstance(found, Quantile)
     ]
     return f"{', '.join(told)}, from a noisy histogram, part of the price"
+
+
+def model_of(recipe: Recipe, selection: str, state: Tree, spending: Spending, head: Head) -> Model | TextModel:
+    """What a state is worth to a modeler, with its guarantee."""
+    told: dict[str, Any] = {
+        "label": selection,
+        "spending": spending,
+        "delta": recipe.privacy.delta,
+        "recipe_sha256": recipe.digest,
+        "rounds": int(state["round"]),
+        "ledger_head": head,
+    }
+    if recipe.text is None:
+        return Model(gan=recipe.gan(), generator=trees.moved(trees.part(state, "generator"), "cpu"), **told)
+    return TextModel(
+        kind=recipe.text.model,
+        model=recipe.language(),
+        parameters=trees.moved(trees.part(state, "model"), "cpu"),
+        vocabulary=recipe.vocabulary.words,
+        width=recipe.text.width + 2,
+        **told,
+    )
 
 
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:

@@ -8,17 +8,37 @@ _HEAD = """\
 # fedlens run  {file}     do it
 name = "{name}"
 task = "{task}"
-side = 28                     # images are side x side
-
+{side}
 [data]
 source = "{source}"
 path = {data}
 """
+_SIDE = "side = 28                     # images are side x side\n"
 _NPZ = """\
 images = "x"                  # names of the arrays in the file
 labels = "y"
 users = "user"
 # attributes = ["version"]    # further arrays of whole numbers, to select by
+"""
+_JSONL = """\
+users = "user"                # keys of a line: {"user": "...", "text": ["...", "..."]}
+text = "text"
+# attributes = ["version"]    # further keys with whole numbers, to select by
+"""
+_MISPRINT = """
+# [data.bug]                  # a rehearsal: plant a bug of a tokenizer and see whether it would be found
+# kind = "concatenated"       # or spaceless, wrong-case, truncated, doubled, mojibake; or package.module:function
+# fraction = 0.1
+# of = "examples"             # of each user's sentences; or of the "users"
+"""
+_TEXT = """
+[text]
+model = "spelling"            # the words outside the vocabulary, letter by letter; or "words": whole sentences
+vocabulary = {vocabulary}
+{baseline}
+# tokenizer = "plain"         # or whitespace, or package.module:function
+# width = 16                  # bytes of a word, or words of a sentence
+# samples = 20000
 """
 _BUG = """
 # [data.bug]                  # a rehearsal: plant a bug and see whether it would be found
@@ -60,6 +80,10 @@ minimum_examples = 5
 # classes = [1]
 # minimum_examples = 5
 """,
+    "T3": """
+[selections.all]              # everybody; or two slices by an attribute, as for T1
+by = "everyone"
+""",
     "T4": """
 [selections.low]              # users for whom the primary model works badly
 by = "accuracy"
@@ -70,13 +94,15 @@ by = "accuracy"
 at_least = 0.94               # or { quantile = 0.75 }
 """,
 }
-_TAIL = """
+_PRIVACY = """
 [privacy]
 epsilon = 8.0                 # the noise follows from it; or give noise_multiplier instead
 delta = 1e-5                  # well below 1 / users
 users = 250                   # a public guess at the users in a group: the divisor of every mean
 population = 600              # a public upper bound on all users
 sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
+"""
+_TAIL = """\
 # rounds = 105                # this and all below is left open: it follows from epsilon and users
 # clip = 0.1                  # or [privacy.adaptive_clip] with start = 0.1
 # minimum_users = 20          # with fewer, by a noisy count, no model is trained
@@ -97,14 +123,52 @@ sampling = "everyone"         # hundreds of users: all, every round; many thousa
 """
 
 
-def recipe(task: str, data: str, model: str, file: str = "recipe.toml") -> str:
+_TEXT_TAIL = """\
+# rounds = 100                # this and all below is left open
+# clip = 0.5                  # or [privacy.adaptive_clip] with start = 0.5
+# minimum_users = 20          # with fewer, by a noisy count, no model is trained
+
+# [training]
+# batch = 16
+# local_steps = 2
+# local_rate = 0.5
+# server = { kind = "sgd", rate = 2.0, momentum = 0.9 }
+"""
+
+
+def recipe(
+    task: str, data: str, model: str, file: str = "recipe.toml", *, vocabulary: str = "", baseline: str = ""
+) -> str:
     if task not in _SELECTIONS:
         raise ValueError(f"Expected a task of {', '.join(_SELECTIONS)}, got {task!r}.")
-    source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
-    head = _HEAD.format(file=file, name=f"look-{task.lower()}", task=task, source=source, data=_quoted(data))
+    text = task == "T3"
+    if (vocabulary or baseline) and not text:
+        raise ValueError("Expected --vocab and --baseline with --task T3 only.")
+    source = _source(data, text)
+    head = _HEAD.format(
+        file=file,
+        name=f"look-{task.lower()}",
+        task=task,
+        side="" if text else _SIDE,
+        source=source,
+        data=_quoted(data),
+    )
+    columns = {"npz": _NPZ, "jsonl": _JSONL}.get(source, "")
+    if text:
+        earlier = (
+            f"baseline = {_quoted(baseline)}" if baseline else '# baseline = "runs/october/all"  # to compare with'
+        )
+        middle = _TEXT.format(vocabulary=_quoted(vocabulary or "vocabulary.txt"), baseline=earlier)
+        return head + columns + _MISPRINT + middle + _SELECTIONS[task] + _PRIVACY + _TEXT_TAIL
     primary = _PRIMARY.format(model=_quoted(model)) if task != "T1" else ""
-    columns = _NPZ if source == "npz" else ""
-    return head + columns + _BUG + primary + _SELECTIONS[task] + _TAIL
+    return head + columns + _BUG + primary + _SELECTIONS[task] + _PRIVACY + _TAIL
+
+
+def _source(data: str, text: bool) -> str:
+    suffixes = pathlib.Path(data).suffixes
+    if text:
+        return "jsonl" if ".jsonl" in suffixes else "population"
+    return "npz" if suffixes[-1:] == [".npz"] else "population"
 
 
 def _quoted(text: str) -> str:

@@ -3,13 +3,14 @@
 A row is START, symbols, END, then -1 up to its width; what does not fit is cut, and a cut row has no END.
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import pathlib
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -121,6 +122,20 @@ class Vocabulary:
             raise ValueError("Expected a vocabulary of at least one word.")
         words = tuple(line.removesuffix(b"\r").decode("utf-8", "surrogateescape") for line in lines)
         return cls(words=words, provenance=provenance)
+
+
+def counted(sentences: Iterable[str], size: int, tokenizer_kind: str, source: str) -> Vocabulary:
+    """The most frequent tokens of PUBLIC text; equally frequent ones in the order of the alphabet.
+
+    >>> counted(["to be or not", "to be"], 2, "plain", "a play").words
+    ('be', 'to')
+    """
+    split = tokenizer(tokenizer_kind)
+    counts = collections.Counter(token for sentence in sentences for token in split(sentence))
+    first = sorted(counts, key=lambda token: (-counts[token], token))[:size]
+    return Vocabulary(
+        words=tuple(first), provenance=f"the {len(first)} most frequent words of {source}, which is public"
+    )
 
 
 def _check(words: Sequence[str]) -> None:

@@ -26,17 +26,18 @@ from fedlens.cli.options import (
 from fedlens.cli.progress import progress
 
 if TYPE_CHECKING:
-    from fedlens.inspection import Finding, Model, Report
+    from fedlens.inspection import Finding, Model, Report, TextModel
     from fedlens.recipes import Recipe
     from fedlens.runs import Run
 
 runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
+WRITTEN = 20_000  # words or sentences a side, to compare
 
 
 @runs_app.command()
 def demo(
-    what: Annotated[str, typer.Argument(help="images")] = "images",
+    what: Annotated[str, typer.Argument(help="images or text")] = "images",
     bug: Annotated[bool, typer.Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
     out: Out = pathlib.Path("runs"),
     ledger: LedgerPath = None,
@@ -47,30 +48,36 @@ def demo(
     """Find a planted bug on data that is already on this machine, in about a minute."""
     from fedlens.recipes import Recipe
 
-    recipes = {"images": "demo_images.toml"}
-    if what not in recipes:
-        raise ValueError(f"Expected one of {', '.join(recipes)} to demonstrate, got {what!r}.")
-    text = importlib.resources.files("fedlens").joinpath("recipe_files", recipes[what]).read_text()
-    # Without the bug it is another demonstration, with a budget of its own: the digits are public.
-    recipe = Recipe.parsed(text, [] if bug else ["data.bug.fraction=0", "data.name=digits-without-bug"])
+    without = {  # the bug it is another demonstration, with a budget of its own: the data are public
+        "images": ["data.bug.fraction=0", "data.name=digits-without-bug"],
+        "text": ["data.bug.share=0", "data.name=docstrings-without-bug"],
+    }
+    if what not in without:
+        raise ValueError(f"Expected one of {', '.join(without)} to demonstrate, got {what!r}.")
+    text = importlib.resources.files("fedlens").joinpath("recipe_files", f"demo_{what}.toml").read_text()
+    recipe = Recipe.parsed(text, [] if bug else without[what])
     _demo_budget(recipe, ledger or str(out / "ledger.sqlite"), simulate)
     _execute(_created(recipe, out, ledger, simulate, device), as_json)
 
 
 @runs_app.command()
 def init(
-    task: Annotated[str, typer.Option(help="T1 sanity check, T2 misclassified examples, T4 weak users.")] = "T1",
-    data: Annotated[str, typer.Option(help="An .npz file or a population folder.")] = "data.npz",
+    task: Annotated[
+        str, typer.Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
+    ] = "T1",
+    data: Annotated[str, typer.Option(help="An .npz or .jsonl file, or a population folder.")] = "data.npz",
     model: Annotated[
         str, typer.Option(help="T2, T4: the primary model, as a file written by fedlens.")
     ] = "cnn.safetensors",
+    vocabulary: Annotated[str, typer.Option("--vocab", help="T3: known words, one a line.")] = "",
+    baseline: Annotated[str, typer.Option(help="T3: the folder of an earlier model, to compare with.")] = "",
     to: Annotated[pathlib.Path, typer.Option("--to", help="The recipe to write.")] = pathlib.Path("recipe.toml"),
     as_json: Json = False,
 ) -> None:
     """Write a commented recipe to start from."""
     from fedlens import files, templates
 
-    text = templates.recipe(task, data, model, shlex.quote(str(to)))
+    text = templates.recipe(task, data, model, shlex.quote(str(to)), vocabulary=vocabulary, baseline=baseline)
     if to.exists():
         raise ValueError(f"Expected no file at {to}; it would be overwritten.")
     files.write(to, text)
@@ -174,22 +181,26 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
-    from fedlens.inspection import contrast
+    from fedlens.inspection import Model, TextModel, contrast, contrast_texts
     from fedlens.models.primary import open_primary
 
-    sides = [_model(folder).sampled(512, seed=0) for folder in (left, right)]
-    _, channels, side, _ = sides[0].images.shape
-    primary = None
-    if model is not None:
-        primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
-    report = contrast(
-        sides[0],
-        sides[1],
-        title=f"{left.name} vs {right.name}",
-        primary=primary,
-        kinds=kinds or (),
-        before=_findings(before) if before else (),
-    )
+    models = _model(left), _model(right)
+    told: dict[str, Any] = {"title": f"{left.name} vs {right.name}", "kinds": kinds or ()}
+    told["before"] = _findings(before) if before else ()
+    texts = [found.sampled(WRITTEN, seed=0) for found in models if isinstance(found, TextModel)]
+    sides = [found.sampled(512, seed=0) for found in models if isinstance(found, Model)]
+    if len(texts) == 2:
+        if model is not None:
+            raise ValueError("Expected no --model: there is no primary model of text.")
+        report = contrast_texts(*texts, **told)
+    elif len(sides) == 2:
+        _, channels, side, _ = sides[0].images.shape
+        primary = None
+        if model is not None:
+            primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
+        report = contrast(*sides, **told, primary=primary)
+    else:
+        raise ValueError("Expected two models of images, or two of text.")
     _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
 
 
@@ -199,44 +210,48 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
-    from fedlens.inspection import contrast
+    from fedlens.inspection import TextModel, contrast, contrast_texts
     from fedlens.inspection.report import printable
 
     if (folder / "report.json").exists():
         found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
         answer = json.loads((folder / "report.json").read_text())
         say(answer, "\n".join([*(found or ["No finding."]), str(folder / "report.html")]), as_json)
+    elif isinstance(model := _model(folder), TextModel):
+        _show(contrast_texts(model.sampled(WRITTEN, seed=0), title=folder.name), folder, as_json)
     else:
-        _show(contrast(_model(folder).sampled(512, seed=0), title=folder.name), folder, as_json)
+        _show(contrast(model.sampled(512, seed=0), title=folder.name), folder, as_json)
 
 
 @runs_app.command()
 def sample(
     folder: Annotated[pathlib.Path, typer.Argument(help="A model folder, such as runs/x/low.")],
-    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images.")] = 64,
+    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the public latents.")] = 0,
     to: Annotated[
         pathlib.Path | None, typer.Option("--to", help="Default: samples-<seed>.safetensors in the folder.")
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Draw synthetic images from a model: a file that carries its guarantee, and a picture. Costs no privacy."""
+    """Draw synthetic images or text from a model: a file that carries its guarantee, and one to look at. Free."""
     from fedlens import files
-    from fedlens.inspection import pictures
+    from fedlens.inspection import Texts, pictures
+    from fedlens.inspection.wordings import listed
 
     samples = _model(folder).sampled(count, seed)
     path = to or folder / f"samples-{seed}.safetensors"
-    if path.suffix == ".png":
-        raise ValueError("Expected --to with another ending than .png: the picture is written beside the samples.")
+    shown = path.with_suffix(".txt" if isinstance(samples, Texts) else ".png")
+    if path == shown:
+        raise ValueError(f"Expected --to with another ending than {shown.suffix}: it is written beside the samples.")
     samples.save(path)
-    files.write(path.with_suffix(".png"), pictures.png_bytes(samples.images[:256]))
+    files.write(shown, listed(samples) if isinstance(samples, Texts) else pictures.png_bytes(samples.images[:256]))
     answer = {
         "file": str(path),
-        "picture": str(path.with_suffix(".png")),
+        "shown": str(shown),
         "count": count,
         "guarantee": samples.guarantee.to_dict(),
     }
-    say(answer, f"{count} synthetic images in {path}\n{samples.guarantee.headline}", as_json)
+    say(answer, f"{count} synthetic samples in {path}, to look at in {shown}\n{samples.guarantee.headline}", as_json)
 
 
 def _created(
@@ -313,13 +328,13 @@ def _findings(folder: pathlib.Path) -> "list[Finding]":
         raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
 
 
-def _model(folder: pathlib.Path) -> "Model":
-    from fedlens.inspection import Model
+def _model(folder: pathlib.Path) -> "Model | TextModel":
+    from fedlens.inspection import opened
 
     if not (folder / "model.safetensors").exists():
         hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
         raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
-    return Model.open(folder / "model.safetensors")
+    return opened(folder / "model.safetensors")
 
 
 def _table(cells: list[dict[str, Any]]) -> str:

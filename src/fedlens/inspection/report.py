@@ -10,6 +10,7 @@ import json
 import math
 import pathlib
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ from fedlens.privacy import Guarantee
 
 SEVERITIES = ("high", "medium", "low")
 PICTURE_CHARACTERS = 2_500_000  # leaves room for the words: the page stays under 3 MB, so it can be mailed
+SHOWN_LETTERS = 80  # of one word
+TOLD_WORDS = 10  # a side, in a terminal
 NAMED_CATEGORIES = 16  # more words than this do not fit under a chart; then every second, third, ... is written
 
 
@@ -98,7 +101,10 @@ def averages(sides: Sequence[tuple[str, str, torch.Tensor]], *, folder: str = "s
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Counts of both sides, between `edges` or per category; every side is shown in shares of its own total."""
+    """Counts of both sides, between `edges` or per category; every side is shown in shares of its own total.
+
+    With `bands`, the lowest and the highest plausible value per category and side, it shows rates as they are.
+    """
 
     title: str
     left: tuple[float, ...]
@@ -107,13 +113,16 @@ class Chart:
     categories: tuple[str, ...] = ()
     lead: str = ""
     axis: str = ""
+    bands: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.edges) == bool(self.categories):
             raise ValueError("Expected either edges or categories.")
         expected = len(self.categories) or len(self.edges) - 1
-        if any(len(side) != expected for side in self.sides):
+        if any(len(side) != expected for side in (*self.sides, *self.bands)):
             raise ValueError(f"Expected {expected} counts on every side.")
+        if self.bands and (self.edges or len(self.bands) != len(self.sides)):
+            raise ValueError("Expected categories and one band for every side, or no bands.")
 
     @property
     def sides(self) -> tuple[tuple[float, ...], ...]:
@@ -146,6 +155,8 @@ class Report:
     pictures: tuple[Picture, ...] = ()
     numbers: tuple[dict[str, Any], ...] = ()
     histogram: dict[str, Any] | None = None
+    words: tuple[dict[str, Any], ...] = ()  # of each side: label, rows of word, probability, lift, new, flags
+    sentences: tuple[dict[str, Any], ...] = ()  # of each side: label, examples of pieces {"text", "unknown"}
     charts: tuple[Chart, ...] = ()
     means: tuple[Picture, ...] = ()
     hypotheses: tuple[dict[str, Any], ...] = ()
@@ -210,7 +221,7 @@ class Report:
         environment = jinja2.Environment(
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters |= {"figure": _figure, "rarity": _rarity, "hash": _hash}
+        environment.filters |= {"figure": _figure, "rarity": _rarity, "hash": _hash, "visible": visible}
         environment.filters |= {"uri": pictures.data_uri, "width": pictures.width}
         room = PICTURE_CHARACTERS - sum(len(pictures.data_uri(mean.png)) for mean in self.means)
         grids = _grids(self.pictures, room)
@@ -239,6 +250,7 @@ class Report:
             *resolved,
             *(f"warning: {warning}" for warning in self.warnings),
             *missed,
+            *(f"likeliest words of {side['label']}: {_listed(side['rows'])}" for side in self.words),
         ]
         filled = (textwrap.fill(printable(line), 110, subsequent_indent="    ") for line in lines)
         privacy = printable(f"privacy: {self.guarantee.headline}")
@@ -288,6 +300,26 @@ def _figure(value: Any) -> str:
 def printable(text: str) -> str:
     """Generated words may hold escape sequences, which a terminal would obey."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+def visible(text: str) -> str:
+    """Generated words may hold what no screen shows, or what turns the words around it: such letters by their number.
+
+    >>> visible("well" + chr(0) + chr(0x202E))
+    'well␀‹U+202E›'
+    """
+    shown, marks = [], 2  # a mark with no letter to stand on is one too many
+    for letter in text[:SHOWN_LETTERS]:
+        kind, code = unicodedata.category(letter), ord(letter)
+        marks = marks + 1 if kind[0] == "M" else 0
+        hidden = kind[0] == "C" or (kind[0] == "Z" and letter != " ") or marks > 2
+        shown.append(letter if not hidden else chr(0x2400 + code) if code < 32 else f"‹U+{code:04X}›")
+    return "".join(shown) + ("…" if len(text) > SHOWN_LETTERS else "")
+
+
+def _listed(rows: Iterable[Mapping[str, Any]]) -> str:
+    shown = itertools.islice(rows, TOLD_WORDS)
+    return ", ".join(f'"{visible(row["word"])}" {row["probability"]:.2%}' for row in shown) or "none likely enough"
 
 
 def _aligned(rows: list[list[str]]) -> str:
@@ -363,14 +395,35 @@ def _drawn(chart: Chart) -> dict[str, Any]:
     """A chart as paths in a box of 100 x 100 and the words along it."""
     sides = [[float(count) for count in side] for side in chart.sides]
     edges = [float(edge) for edge in chart.edges]
-    top, paths = pictures.outlines(edges, sides) if edges else pictures.bars(sides)
+    ribbons: list[str] = []
+    if chart.bands:
+        top, paths, ribbons = _curves(sides, chart.bands)
+    else:
+        top, paths = pictures.outlines(edges, sides) if edges else pictures.bars(sides)
     return {
         "chart": chart,
+        "ribbons": ribbons,
         "top": top,
         "paths": paths,
         "ticks": (edges[0], (edges[0] + edges[-1]) / 2, edges[-1]) if edges else (),
         "step": math.ceil(len(chart.categories) / NAMED_CATEGORIES),
     }
+
+
+def _curves(
+    sides: Sequence[Sequence[float]], bands: Sequence[Sequence[tuple[float, float]]]
+) -> tuple[float, list[str], list[str]]:
+    """Rates per category as lines and their bands as ribbons, in the same box as bars."""
+    tallest = max((rate for side in sides for rate in side), default=0.0)
+    top = next((top for top in pictures.TOPS if top >= 1.1 * tallest), 1.0)
+    room = 100 / len(sides[0])
+
+    def line(rates: Iterable[float]) -> list[str]:
+        return [f"{room * (i + 0.5):.4g} {100 - 100 * min(1.0, rate / top):.4g}" for i, rate in enumerate(rates)]
+
+    paths = ["M" + "L".join(line(side)) for side in sides]
+    highs, lows = ([line(pair[at] for pair in band) for band in bands] for at in (1, 0))
+    return top, paths, ["M" + "L".join([*high, *reversed(low)]) + "Z" for high, low in zip(highs, lows, strict=True)]
 
 
 def _ranking(hypotheses: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

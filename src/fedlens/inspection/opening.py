@@ -1,0 +1,13 @@
+"""Any model of a run folder, whatever it was trained on."""
+
+import pathlib
+
+from fedlens import tensorfiles
+from fedlens.inspection.samples import Model
+from fedlens.inspection.texts import TextModel
+
+
+def opened(path: pathlib.Path) -> Model | TextModel:
+    """A GAN says so in its header; a model of text says of what kind it is."""
+    _, about = tensorfiles.read(path)
+    return TextModel.open(path) if "kind" in about else Model.open(path)

@@ -1,0 +1,201 @@
+"""Synthetic words and sentences that never travel without the guarantee of the model that made them."""
+
+import collections
+import dataclasses
+import functools
+import pathlib
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens import tensorfiles
+from fedlens.inspection.samples import provenance
+from fedlens.ledger import Head, Spending, guarantee
+from fedlens.models.lstm import LanguageModel
+from fedlens.privacy import Guarantee
+from fedlens.trees import Tree, same_shape
+from fedlens.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
+
+KINDS = ("spelling", "words")
+COUNTED = 30_000  # samples: more take long and tell little
+Word = tuple[str, bool]  # as it is written, and whether it came to an end
+SCORED = 1 << 27  # numbers that scoring may hold at once: half a gigabyte
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts:
+    """Unknown words that a character model spelled, or sentences of a word model.
+
+    The vocabulary is public: the words that sentences are made of, or those that the unknown words are none of.
+    """
+
+    kind: str  # "spelling" or "words"
+    sequences: torch.Tensor = dataclasses.field(repr=False)  # [n, width]: rows as in fedlens.words
+    log_probability: torch.Tensor = dataclasses.field(repr=False)  # [n], joint, END included
+    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)  # most frequent first
+    label: str  # of the group
+    spending: Spending
+    delta: float
+    round: int | None = None  # after which the model wrote them
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind)
+        rows = self.sequences
+        if (
+            rows.ndim != 2
+            or 0 in rows.shape
+            or rows.is_floating_point()
+            or self.log_probability.shape != rows.shape[:1]
+        ):
+            raise ValueError("Expected rows of whole numbers, at least one, and one log-probability for each.")
+        if not PADDING <= int(rows.min()) <= int(rows.max()) < self.symbols:
+            raise ValueError(f"Expected symbols from {PADDING} to {self.symbols - 1}.")
+
+    @property
+    def symbols(self) -> int:
+        return SPELLING_SYMBOLS if self.kind == "spelling" else len(self.vocabulary) + 3
+
+    @property
+    def rows(self) -> np.ndarray:
+        return self.sequences.cpu().numpy()
+
+    @functools.cached_property
+    def words(self) -> collections.Counter[Word]:
+        """The different words that a character model spelled, in the first of its samples, and how often each came."""
+        rows, counts = np.unique(self.rows[:COUNTED], axis=0, return_counts=True)
+        found: collections.Counter[Word] = collections.Counter()
+        for row, ended, count in zip(rows, (rows == SPELLING_END).any(1).tolist(), counts.tolist(), strict=True):
+            found[unspelled(row), ended] += count
+        return found
+
+    @property
+    def ended(self) -> torch.Tensor:
+        """Which rows the model brought to an end, [n]; the others were cut at the width."""
+        end = SPELLING_END if self.kind == "spelling" else len(self.vocabulary) + 2
+        return (self.sequences == end).any(1)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return guarantee([self.spending], self.delta)
+
+    def save(self, path: pathlib.Path) -> None:
+        about = {
+            "kind": self.kind,
+            "vocabulary": self.vocabulary,
+            "label": self.label,
+            "synthetic": True,
+            "round": self.round,
+        }
+        tree = {"sequences": self.sequences, "log_probability": self.log_probability}
+        tensorfiles.write(path, tree, about | provenance(self.spending, self.delta))
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "Texts":
+        tree, about = tensorfiles.read(path)
+        if "spending" not in about or not {"sequences", "log_probability"} <= tree.keys():
+            raise ValueError(f"Expected texts with their guarantee in {path.name}.")
+        try:
+            return cls(
+                kind=about["kind"],
+                sequences=tree["sequences"],
+                log_probability=tree["log_probability"],
+                vocabulary=_vocabulary(about),
+                label=str(about["label"]),
+                spending=Spending.from_dict(about["spending"]),
+                delta=float(about["delta"]),
+                round=about.get("round"),
+            )
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextModel:
+    """A trained language model with its guarantee: the content of model.safetensors."""
+
+    kind: str
+    model: LanguageModel
+    parameters: Tree = dataclasses.field(repr=False)
+    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
+    width: int  # of the rows it learnt from, and of those it writes
+    label: str
+    spending: Spending
+    delta: float
+    recipe_sha256: str
+    rounds: int
+    ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
+
+    def __post_init__(self) -> None:
+        _check_kind(self.kind)
+
+    def sampled(self, count: int, seed: int) -> Texts:
+        sequences = self.model.sampled(self.parameters, count, self.width, seed)
+        return Texts(
+            kind=self.kind,
+            sequences=sequences,
+            log_probability=self._scored(sequences),
+            vocabulary=self.vocabulary,
+            label=self.label,
+            spending=self.spending,
+            delta=self.delta,
+            round=self.rounds,
+        )
+
+    def _scored(self, sequences: torch.Tensor) -> torch.Tensor:
+        """Likely words come again and again: each is scored once, and not all at once."""
+        different, places = sequences.unique(dim=0, return_inverse=True)
+        chunks = different.split(max(1, SCORED // (self.width * self.model.symbols)))
+        with torch.no_grad():
+            return torch.cat([self.model.log_probability(self.parameters, chunk) for chunk in chunks])[places]
+
+    def save(self, path: pathlib.Path) -> None:
+        about = {
+            "kind": self.kind,
+            "model": dataclasses.asdict(self.model),
+            "vocabulary": self.vocabulary,
+            "width": self.width,
+            "label": self.label,
+            "recipe_sha256": self.recipe_sha256,
+            "rounds": self.rounds,
+            "ledger_head": self.ledger_head,
+        }
+        tensorfiles.write(path, self.parameters, about | provenance(self.spending, self.delta))
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "TextModel":
+        parameters, about = tensorfiles.read(path)
+        expected = {field.name for field in dataclasses.fields(cls)} - {"parameters"}
+        if missing := expected - about.keys():
+            raise ValueError(
+                f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
+            )
+        try:
+            opened = cls(
+                kind=about["kind"],
+                model=LanguageModel(**about["model"]),
+                parameters=parameters,
+                vocabulary=_vocabulary(about),
+                width=int(about["width"]),
+                label=str(about["label"]),
+                spending=Spending.from_dict(about["spending"]),
+                delta=float(about["delta"]),
+                recipe_sha256=str(about["recipe_sha256"]),
+                rounds=int(about["rounds"]),
+                ledger_head=tuple(about["ledger_head"]),
+            )
+            shapes = opened.model.init(0)
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
+        if not same_shape(parameters, shapes):
+            raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
+        return opened
+
+
+def _vocabulary(about: dict[str, Any]) -> tuple[str, ...]:
+    return Vocabulary(words=tuple(about["vocabulary"]), provenance="").words
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise ValueError(f"Expected kind={kind!r} in {KINDS}.")
