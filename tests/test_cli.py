@@ -300,7 +300,7 @@ def test_data_check_of_bad_data_names_the_problem_and_fails(tmp_path):
         (["plan", "{recipe}", "--set", "privacy"], "--set a.b=value"),
         (["plan", "{recipe}", "--set", "privacy.epsilon=0.01"], "epsilon=0.01 above"),
         (["demo", "sounds"], "images"),
-        (["init", "--task", "T7"], "T1, T2, T4"),
+        (["init", "--task", "T7"], "T1, T2, T3, T4"),
         (["report", "{folder}"], "model.safetensors is missing"),
         (["sample", "{folder}"], "model.safetensors is missing"),
         (["compare", "{folder}", "{folder}"], "model.safetensors is missing"),

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens import trees
-from fedlens.algorithms.ngrams import EDGE, SIGNS, SYMBOLS, Markov, Ngrams
+from fedlens.algorithms.ngrams import Ngrams
+from fedlens.models.markov import EDGE, SIGNS, SYMBOLS, Markov
 from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan
 from fedlens.simulation import Engine, one_by_one, vectorised
-from fedlens.words import spelled
+from fedlens.words import SPELLING_END, spelled, unspelled
 
 WIDTH = 12
 EXACT = Ngrams(noise=0.0)
@@ -146,13 +147,31 @@ USERS = [["the", "the", "court", "it is"], ["then", "a", "court"], ["don't", "th
 
 def test_samples_follow_the_model() -> None:
     model = learnt(USERS)
-    drawn = model.sampled(4000, 14, seed=0)
+    rows = model.sampled(4000, 14, seed=0)
+    drawn = [unspelled(row) for row in rows.numpy()]
     shares = {word: count / len(drawn) for word, count in collections.Counter(drawn).items()}
     for word, logarithm in model.likeliest(5):
         assert shares[word] == pytest.approx(math.exp(logarithm), abs=0.03)
-    assert drawn == model.sampled(4000, 14, seed=0)
-    assert drawn != model.sampled(4000, 14, seed=1)
-    assert max(map(len, model.sampled(500, 5, seed=0))) == 3
+    assert torch.equal(rows, model.sampled(4000, 14, seed=0))
+    assert not torch.equal(rows, model.sampled(4000, 14, seed=1))
+    assert torch.allclose(model.scored(rows), model.log_probability(drawn))  # all of them came to an end
+
+
+def test_rows_are_as_spelled_ones_and_what_does_not_fit_is_cut() -> None:
+    model = learnt([["the", "court", "it is", "né"]])
+    for row in model.sampled(300, 5, seed=0):
+        word, ended = unspelled(row.numpy()), bool((row == SPELLING_END).any())
+        assert len(word) <= 3 if ended else len(word) == 4
+        if word.isascii():
+            whole = spelled(word if ended else word + "...", 5)
+            assert row.tolist() == whole.tolist()
+    assert "n\ufffd\ufffd" in {unspelled(row.numpy()) for row in model.sampled(300, 9, seed=0)}
+
+
+@pytest.mark.parametrize("table", [torch.ones(3, 3), torch.ones(SYMBOLS), torch.ones(SYMBOLS, SYMBOLS), torch.ones(())])
+def test_a_table_that_is_none_is_refused(table) -> None:
+    with pytest.raises(ValueError, match="Expected"):
+        Markov(table=table)
 
 
 def test_the_likeliest_words_are_those_of_an_exhaustive_search() -> None:

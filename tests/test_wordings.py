@@ -237,6 +237,12 @@ def test_coverage_is_the_share_at_which_a_misprint_would_be_named():
     assert rows["truncated"] is not None
 
 
+def test_the_table_lists_no_known_word_and_no_empty_one():
+    known = VOCABULARY.words[0]
+    written = of_words([known] * 6 + [""] * 3 + ["zorp"] * 2 + ["blick"])
+    assert [row["word"] for row in wordings.table([written])[0]] == ["zorp", "blick"]
+
+
 # Reports
 
 

@@ -187,10 +187,10 @@ def _changed_images(images: np.ndarray, kind: str, change: Change) -> np.ndarray
     before = pixels(torch.from_numpy(images))
     shape = before.shape
     try:
-        with contextlib.redirect_stdout(None):
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
             after = change(before)
-    except Exception as error:
-        raise DataError(f"Expected {kind} to change images; it failed with {type(error).__name__}.") from None
+    except (Exception, SystemExit):
+        raise DataError(f"Expected {kind} to change images; it failed.") from None
     if not isinstance(after, torch.Tensor) or after.shape != shape or not after.is_floating_point():
         raise DataError(f"Expected {kind} to give back images of the same shape, as a tensor of floats.")
     if not after.isfinite().all():

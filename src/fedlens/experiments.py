@@ -21,7 +21,7 @@ import torch
 
 from fedlens import files, preparation, trees
 from fedlens.algorithms import run_together
-from fedlens.inspection import Samples, contrast
+from fedlens.inspection import Samples, Texts, contrast, contrast_texts
 from fedlens.ledger import Ledger
 from fedlens.population import Population
 from fedlens.randomness import Randomness
@@ -30,7 +30,9 @@ from fedlens.runs import SAMPLED, model_of, present
 from fedlens.simulation import Engine, SimulatedCurator, Together
 
 UNITS = 700  # of all models together, at once: 26 GB on a GPU with the largest critic, twice while it is recorded
+TEXT_UNITS = 3000  # about 12 GB with a small language model
 SUSPICIOUS, HEALTHY = "low", "high"  # the selections of every recipe here
+TOP = 10
 SLICES = tuple(
     f'selections.{name}={{by="attribute",attribute="release",values=[{value}]}}'
     for name, value in ((SUSPICIOUS, 1), (HEALTHY, 0))
@@ -48,7 +50,10 @@ CLEAN = f"{unchanged.__module__}:{unchanged.__name__}"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table. `kind` is what should be named; for rows without a bug nothing should be."""
+    """One line of the table. `kind` is what should be named; for rows without a bug nothing should be.
+
+    The two sides are two groups of users; or, `apart`, all users with the bug and all users without it (text).
+    """
 
     name: str
     kind: str
@@ -59,14 +64,28 @@ class Row:
     how: str = "by accuracy"
     seeds: int = 5
     wanted: str = "report"
+    apart: bool = False
 
-    def overrides(self, seed: int) -> list[str]:
-        bug = f"data.bug={{kind={json.dumps(self.kind)},fraction={self.fraction},seed={seed},mark='release'}}"
+    @property
+    def clean(self) -> bool:
+        return self.kind == CLEAN or not self.fraction
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        return (HEALTHY,) if self.apart and self.clean else (SUSPICIOUS, HEALTHY)
+
+    def selection(self, side: str) -> str:
+        return "all" if self.apart else side
+
+    def overrides(self, seed: int, side: str = SUSPICIOUS) -> list[str]:
+        kind, fraction = json.dumps(self.kind), 0.0 if self.apart and side == HEALTHY else self.fraction
+        where = "seed=0,of='examples'" if self.apart else f"seed={seed},mark='release'"
+        bug = f"data.bug={{kind={kind},fraction={fraction},{where}}}"
         return [bug, f"privacy.epsilon={self.epsilon}", f"seed={seed}", *self.sets]
 
-    def opened(self, seed: int) -> Recipe:
+    def opened(self, seed: int, side: str = SUSPICIOUS) -> Recipe:
         path = importlib.resources.files("fedlens").joinpath("recipe_files", self.recipe)
-        return Recipe.parsed(path.read_text(), self.overrides(seed))
+        return Recipe.parsed(path.read_text(), self.overrides(seed, side))
 
 
 def _sliced(kind: str, epsilon: float = 8.0, **changes: Any) -> Row:
@@ -104,11 +123,11 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def rows(names: Iterable[str] | None = None) -> tuple[Row, ...]:
-    known = {row.name: row for row in ROWS}
+def rows(names: Iterable[str] | None = None, all_rows: Sequence[Row] = ROWS) -> tuple[Row, ...]:
+    known = {row.name: row for row in all_rows}
     if unknown := [name for name in names or () if name not in known]:
         raise ValueError(f"Expected rows of {', '.join(known)}; got {', '.join(unknown)}.")
-    return tuple(known[name] for name in names) if names else ROWS
+    return tuple(known[name] for name in names) if names else tuple(all_rows)
 
 
 # Training
@@ -132,10 +151,10 @@ class Trial:
 
 def trials(chosen: Sequence[Row]) -> list[Trial]:
     return [
-        Trial(row=row, seed=seed, side=side, recipe=row.opened(seed))
+        Trial(row=row, seed=seed, side=side, recipe=row.opened(seed, side))
         for row in chosen
         for seed in range(row.seeds)
-        for side in (SUSPICIOUS, HEALTHY)
+        for side in row.sides
     ]
 
 
@@ -174,13 +193,15 @@ class _Job:
 
 
 def _jobs(group: Sequence[Trial], out: pathlib.Path) -> Iterator[_Job]:
-    for (_, seed), sides in itertools.groupby(group, key=lambda trial: (trial.row, trial.seed)):
-        listed = list(sides)
-        recipe = listed[0].recipe
-        beside = preparation.Side.of(recipe, _primary(recipe, out))
-        for trial in listed:
-            users = preparation.selected(recipe, trial.side, beside, {}).only("x").compact()
-            yield _Job(trial=trial, users=users, key=f"{users.fingerprint()} {seed} {trial.side}")
+    kept: dict[str, preparation.Side] = {}  # the last ones: reading them may take longer than training
+    for trial in group:
+        selection = trial.row.selection(trial.side)
+        prepared = trial.recipe.model_dump_json(include={"side", "data", "primary", "text", "selections"})
+        if prepared not in kept:
+            kept = dict([*kept.items()][-1:])
+            kept[prepared] = preparation.Side.of(trial.recipe, _primary(trial.recipe, out))
+        users = preparation.selected(trial.recipe, selection, kept[prepared], {}).only("x").compact()
+        yield _Job(trial=trial, users=users, key=f"{users.fingerprint()} {trial.seed} {selection}")
 
 
 def _primary(recipe: Recipe, out: pathlib.Path) -> pathlib.Path:
@@ -224,7 +245,7 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
     doors, members, asked = [], [], []
     for jobs in batch.values():
         recipe, job = jobs[0].trial.recipe, jobs[0]
-        account = recipe.account("trial", job.trial.side, True)
+        account = recipe.account("trial", job.trial.row.selection(job.trial.side), True)
         account = dataclasses.replace(account, run=f"{job.trial.row.name}/{job.trial.seed}/{job.trial.side}")
         door = functools.partial(
             SimulatedCurator, job.users, ledger=book, account=account, randomness=Randomness.seeded(job.trial.seed)
@@ -245,7 +266,7 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
     if not doors:
         return
     states = [trees.moved(jobs[0].trial.recipe.start(), device) for jobs, _ in asked]
-    chunk = max(1, min(135, UNITS // len(doors)))
+    chunk = max(1, TEXT_UNITS // len(doors) if recipe.text else min(135, UNITS // len(doors)))
     rounds = run_together(members, Together(doors, chunk), states)
     states = collections.deque(rounds, maxlen=1).pop()  # those of all rounds would fill a GPU
     for (jobs, run), state in zip(asked, states, strict=True):
@@ -265,7 +286,7 @@ def diagnosed(chosen: Sequence[Row], out: pathlib.Path, say: Callable[[str], Non
     """What the contrast of every pair says; for a row without a bug, of all pairs of its models."""
     results = []
     for row in chosen:
-        found = [_verdict(*pair) for pair in _pairs(row, out)]
+        found = [_verdict(*pair, of_text=row.apart) for pair in _pairs(row, out)]
         refused = sum(trial.refused(out).exists() for trial in trials([row]))
         results.append(_summary(row, found, refused))
         say(json.dumps({key: value for key, value in results[-1].items() if key != "pairs"}))
@@ -274,15 +295,20 @@ def diagnosed(chosen: Sequence[Row], out: pathlib.Path, say: Callable[[str], Non
 
 def _pairs(row: Row, out: pathlib.Path) -> list[tuple[pathlib.Path, pathlib.Path]]:
     listed = trials([row])
-    if row.kind == CLEAN:
+    if row.clean:
         return list(itertools.combinations([t.file(out) for t in listed if t.file(out).exists()], 2))
     both = [[t.file(out) for t in listed if t.seed == seed] for seed in range(row.seeds)]
     return [(left, right) for left, right in both if left.exists() and right.exists()]
 
 
-def _verdict(left: pathlib.Path, right: pathlib.Path) -> dict[str, Any]:
-    report = contrast(Samples.open(left), Samples.open(right), coverage=False)
+def _verdict(left: pathlib.Path, right: pathlib.Path, of_text: bool) -> dict[str, Any]:
+    report = (
+        contrast_texts(Texts.open(left), Texts.open(right))
+        if of_text
+        else contrast(Samples.open(left), Samples.open(right), coverage=False)
+    )
     best = report.hypotheses[0]
+    told = {"top": [" " in row["word"] for row in report.words[0]["rows"][:TOP]]} if report.words else {}
     return {
         "left": f"{left.parent.name}/{left.stem}",
         "right": f"{right.parent.name}/{right.stem}",
@@ -291,12 +317,12 @@ def _verdict(left: pathlib.Path, right: pathlib.Path) -> dict[str, Any]:
         "score": best["score"],
         "runner_up": report.hypotheses[1]["kind"],
         "noise": any("drew noise" in warning for warning in report.warnings),
-    }
+    } | told
 
 
 def _summary(row: Row, pairs: list[dict[str, Any]], refused: int) -> dict[str, Any]:
     recipe = row.opened(0)
-    clean = row.kind == CLEAN
+    clean = row.clean
     return {
         "row": row.name,
         "bug": "none" if clean else row.kind,
@@ -305,12 +331,13 @@ def _summary(row: Row, pairs: list[dict[str, Any]], refused: int) -> dict[str, A
         "epsilon": recipe.guarantee(recipe.spendings()).to_dict()["epsilon"],
         "rounds": recipe.privacy.rounds,
         "critic": list(recipe.model.critic_widths or ()),
+        "weights": recipe.weights(),
         "noise_multiplier": round(recipe.plans[1].noise_multiplier, 2),
         "pairs": pairs,
         "tried": len(pairs),
-        "named": sum(pair["named"] == row.kind for pair in pairs),
-        "first": sum(pair["first"] == row.kind for pair in pairs),
-        "named_otherwise": sum(pair["named"] not in (None, row.kind) for pair in pairs),
+        "named": sum(pair["named"] == row.kind and not clean for pair in pairs),
+        "first": sum(pair["first"] == row.kind and not clean for pair in pairs),
+        "named_otherwise": sum(pair["named"] is not None and (clean or pair["named"] != row.kind) for pair in pairs),
         "refused": refused,
         "wanted": row.wanted,
         "overrides": row.overrides(0),

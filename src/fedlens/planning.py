@@ -15,7 +15,7 @@ from fedlens.curator import Contribute
 from fedlens.ledger import Budget, Ledger, Spending, Standing, guarantee
 from fedlens.ledger.budgets import over
 from fedlens.ledger.spending import suffered
-from fedlens.privacy import Guarantee, Plan, Poisson, accounting, plain, rdp, rounded
+from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
 from fedlens.recipes import Recipe
 from fedlens.trees import Tree
@@ -63,6 +63,7 @@ class Forecast:
             "count": count.to_dict(),
             "train": train.to_dict(),
             "noise_to_signal": self.noise_to_signal,
+            "error_ratio": self.recipe.error_ratio,
             "expected_seconds": round(self.seconds, 1),
             "warnings": list(self.recipe.warnings),
             "ledger": self.standing.to_dict() if self.standing else None,
@@ -75,13 +76,15 @@ class Forecast:
     def text(self) -> str:
         (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
         readings = ", ".join(f"{name} {rounded(value)}" for name, value in self.readings.items())
+        moved = "all correlated rounds together" if isinstance(train, MatrixPlan) else "a sum"
         lines = [
             self.joint.statement(),
             f"{len(self.recipe.selections)} model(s), each: {self.alone.headline}",
             f"{train.releases} rounds, noise multiplier {train.noise_multiplier:.4g} on the sum, {train.bound.text}",
-            f"one {train.unit} moves a sum by at most {train.sensitivity:g} ({train.neighbours}); by {readings}",
+            f"one {train.unit} moves {moved} by at most {train.sensitivity:g} ({train.neighbours}); by {readings}",
             f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
             *([_learning(thresholds)] if thresholds else []),
+            *([_correlation(train, self.recipe.error_ratio)] if isinstance(train, MatrixPlan) else []),
             f"noise to signal in one round: {self.noise_to_signal:.2f} (norm of the noise over the largest possible"
             " mean update)",
             f"expected time on this machine: {duration(self.seconds)}, plus the reading of the data",
@@ -124,7 +127,7 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         seconds=expected_seconds(recipe),
         standing=standing,
         after=after,
-        runs_left=_rounds_left(recipe, before, budget) / recipe.privacy.rounds if budget else None,
+        runs_left=_runs_left(recipe, before, budget) if budget else None,
         alternatives=() if fits or budget is None else tuple(_alternatives(recipe, before, budget)),
     )
 
@@ -132,6 +135,12 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
 def _learning(plan: Plan) -> str:
     spread = f"standard deviation {plan.stddev:g} {plan.unit}s in a bin"
     return f"a noisy histogram of accuracies ({spread}), from which thresholds are learnt, is part of it"
+
+
+def _correlation(plan: MatrixPlan, ratio: float | None) -> str:
+    kind, size = plan.to_dict()["strategy"].values()
+    error = f"{ratio:.3g} times the error in running sums that independent noise would at this price"
+    return f"noise is correlated across rounds ({kind}, {size}) and leaves {error}; it is owed whole from the first"
 
 
 def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
@@ -246,6 +255,8 @@ def published(paper: str, recipe: Recipe) -> dict[str, Any]:
     if paper not in methods:
         raise ValueError(f"Expected one of {', '.join(methods)} to reproduce, got {paper!r}.")
     train, (method, value) = recipe.plans[1], methods[paper]
+    if isinstance(train, MatrixPlan):
+        raise ValueError("Expected a recipe without [privacy.correlated]: no paper's own method prices such noise.")
     return {
         "paper": paper,
         "epsilon": plain(value(train, recipe.privacy.delta) if train.noise_multiplier else math.inf),
@@ -273,14 +284,20 @@ def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
     return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
 
 
-def _fits(recipe: Recipe, train: Plan, before: Sequence[Spending], budget: Budget) -> bool:
+def _fits(recipe: Recipe, train: Promise, before: Sequence[Spending], budget: Budget) -> bool:
     losses = suffered([*before, *recipe.spendings(train=train)], recipe.population)
     return not over(budget, accounting.epsilon_of(losses, budget.delta, _SEARCHED))
 
 
-def _rounds_left(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> int:
-    """How many rounds like these would still fit, over as many runs as they need."""
+def _runs_left(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> float:
+    """How many runs like this would still fit; whole ones where rounds are not paid for one by one."""
     train = recipe.plans[1]
+    one = train.priced_as if isinstance(train, MatrixPlan) else train
+    return _rounds_left(recipe, one, before, budget) / one.releases
+
+
+def _rounds_left(recipe: Recipe, train: Plan, before: Sequence[Spending], budget: Budget) -> int:
+    """How many rounds like these would still fit, over as many runs as they need."""
 
     def fits(rounds: int) -> bool:
         return _fits(recipe, dataclasses.replace(train, releases=rounds), before, budget)
@@ -290,9 +307,8 @@ def _rounds_left(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> 
 
 def _alternatives(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> list[Alternative]:
     train = recipe.plans[1]
-    candidates: list[tuple[str, Plan, list[str]]] = []
-    rounds = min(train.releases - 1, _rounds_left(recipe, before, budget))
-    if rounds >= 1:
+    candidates: list[tuple[str, Promise, list[str]]] = []
+    if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, before, budget))):
         fewer = dataclasses.replace(train, releases=rounds)
         candidates.append((f"{rounds} rounds instead of {train.releases}, same noise", fewer, [f"rounds={rounds}"]))
     percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), before, budget), 100)
@@ -300,7 +316,7 @@ def _alternatives(recipe: Recipe, before: Sequence[Spending], budget: Budget) ->
         noisier = _noisier(train, 100 / percent)
         told = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
         candidates.append((f"{told}, same rounds", noisier, []))
-    if isinstance(sampling := train.sampling, Poisson):
+    if isinstance(train, Plan) and isinstance(sampling := train.sampling, Poisson):
         share = _last(lambda p: _fits(recipe, _thinner(train, sampling, p / 100), before, budget), 99)
         if share:
             thinner = _thinner(train, sampling, share / 100)
@@ -310,7 +326,7 @@ def _alternatives(recipe: Recipe, before: Sequence[Spending], budget: Budget) ->
     return [alternative for alternative in found if _holds(recipe, alternative, before, budget)]
 
 
-def _worded(recipe: Recipe, text: str, train: Plan, sets: list[str]) -> Alternative:
+def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alternative:
     """Says the noise as the recipe does: by the epsilon it is calibrated to (rounded down), or by itself."""
     cost = guarantee(recipe.spendings(train=train), recipe.privacy.delta).epsilon
     by_epsilon = recipe.privacy.epsilon is not None
@@ -332,7 +348,7 @@ def _holds(recipe: Recipe, found: Alternative, before: Sequence[Spending], budge
         return False
 
 
-def _noisier(train: Plan, factor: float) -> Plan:
+def _noisier(train: Promise, factor: float) -> Promise:
     return dataclasses.replace(train, noise_multiplier=train.noise_multiplier * factor)
 
 

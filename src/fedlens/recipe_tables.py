@@ -14,6 +14,7 @@ from fedlens.algorithms import Adam, Sgd
 from fedlens.models.gan import Gan
 from fedlens.models.lstm import LanguageModel
 from fedlens.privacy import Balanced, Everyone, FixedSize, Neighbours, Poisson, Unit
+from fedlens.privacy.matrix import Banded, Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
@@ -183,6 +184,20 @@ class Adaptive(Table):
     bit: PositiveFloat = 0.2
 
 
+class Correlated(Table):
+    """Noise that later rounds partly take back, in place of independent noise; for users who take turns."""
+
+    bands: PositiveInt | None = None  # over so many rounds; as many as there are groups is a good choice
+    tree: bool = False  # DP-FTRL: a binary tree over all rounds
+
+    @pydantic.model_validator(mode="after")
+    def _consistent(self) -> "Correlated":
+        return sound(self, ["give bands or tree = true, one of them"] if (self.bands is None) != self.tree else [])
+
+    def strategy(self, rounds: int) -> Banded | Tree:
+        return Banded(bands=self.bands) if self.bands else Tree(restart=rounds)
+
+
 class Privacy(Table):
     delta: Annotated[float, Field(gt=0, lt=1)]
     epsilon: Annotated[float, Field(ge=1e-3, le=1e4)] | None = None
@@ -200,6 +215,7 @@ class Privacy(Table):
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     clip: PositiveFloat | None = None
     adaptive_clip: Adaptive | None = None
+    correlated: Correlated | None = None  # everyone, balanced
     minimum_users: PositiveInt = 20  # below it, by a noisy count, no model is trained
     count_noise: PositiveFloat = 4.0
     threshold_noise: PositiveFloat = 4.0  # users, in every bin of the histogram that thresholds are learnt from
@@ -217,7 +233,17 @@ class Privacy(Table):
         for name in ("users", "size", "groups"):
             if (getattr(self, name) or 0) > self.population:
                 problems.append(f"{name}={getattr(self, name)} exceeds population={self.population}")
-        return sound(self, problems)
+        return sound(self, problems + (self._correlated_problems() if self.correlated else []))
+
+    def _correlated_problems(self) -> list[str]:
+        problems = []
+        if self.sampling not in ("everyone", "balanced"):
+            problems.append(f"correlated goes with sampling = 'everyone' or 'balanced', not with '{self.sampling}'")
+        if self.adaptive_clip:
+            problems.append("correlated goes with a fixed clip: noise of rounds clipped otherwise would not cancel")
+        if (self.groups or 0) > self.rounds:
+            problems.append(f"correlated with groups={self.groups} above rounds={self.rounds}: some would never come")
+        return problems
 
     def sampler(self) -> Poisson | FixedSize | Balanced | Everyone:
         if self.rate is not None:
@@ -270,8 +296,10 @@ class Networks(Table):
 class Text(Table):
     """A language model in place of a GAN: of words outside a vocabulary, letter by letter, or of whole sentences."""
 
-    model: Literal["spelling", "words"] = "spelling"
-    vocabulary: Path | None = None  # a public list or a charged release, one word a line; docstrings bring their own
+    model: Literal["spelling", "words", "ngrams"] = "spelling"  # ngrams: of words too, without a network, in one round
+    vocabulary: Path | None = None  # a public list or a charged release, one word a line
+    public: Path | None = None  # or sentences anybody may see (.txt, .jsonl), whose most frequent words are known
+    vocabulary_size: PositiveInt = 10_000  # of those; docstrings bring a public text of their own
     tokenizer: str = "plain"
     width: PositiveInt = 16  # bytes of a word, or words of a sentence; longer ones are cut
     size: Literal["paper", "small"] = "small"
@@ -279,8 +307,8 @@ class Text(Table):
     units: PositiveInt | None = None
     projection: NonNegativeInt | None = None
     layers: PositiveInt | None = None
+    order: Literal[2, 3] = 3  # ngrams: letters that are counted together
     warm_steps: NonNegativeInt = 300  # on the vocabulary's spellings, or on public sentences, before anything private
-    public: Path | None = None  # sentences anybody may see, one a line, for a model of words to start from
     baseline: Path | None = None  # the folder of an earlier model, to compare with
     samples: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
 

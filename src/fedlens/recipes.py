@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import pathlib
 import tomllib
 import types
@@ -15,22 +16,27 @@ import pydantic
 import torch
 from pydantic import Field, NonNegativeInt
 
-from fedlens import defaults, misprints, transforms, trees, words
-from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan
+from fedlens import defaults, files, misprints, transforms, trees, words
+from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan, Ngrams
 from fedlens.algorithms.warm_start import warmed
 from fedlens.ledger import Account, Item, Spending, guarantee
 from fedlens.ledger.spending import composition
 from fedlens.models.gan import Gan
 from fedlens.models.lstm import LanguageModel
+from fedlens.models.markov import SYMBOLS
 from fedlens.privacy import (
     Everyone,
     Guarantee,
     L2Clip,
+    MatrixPlan,
     Neighbours,
     Plan,
+    Promise,
     Unit,
     UpdateAndBit,
 )
+from fedlens.privacy.matrix import Identity
+from fedlens.readers import sentences_of
 from fedlens.readers.docstrings import public_text
 from fedlens.recipe_tables import (
     NUMBER,
@@ -51,7 +57,6 @@ from fedlens.trees import Tree
 from fedlens.words import Vocabulary
 
 STAGES = "count", "train"  # of a model: its group is counted, then it is trained
-PUBLIC_WORDS = 3000  # of the docstrings' public text
 THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release they are learnt from
 
 
@@ -150,14 +155,23 @@ class Recipe(Table):
         problems += [f"{kind} is a bug of images, not of text" for kind in kinds if kind in transforms.TRANSFORMS]
         if any(selection.by not in ("everyone", "attribute") for selection in self.selections.values()):
             problems.append("[text] goes with selections by everyone or by attribute")
-        if (self.text and self.text.vocabulary is None) and self.data.source != "docstrings":
-            problems.append("text.vocabulary is missing: a public list of words, or one learnt at a price")
+        if self.text and not (self.text.vocabulary or self.text.public or self.data.source == "docstrings"):
+            problems.append("text.vocabulary is missing: a list of words, public or learnt at a price; or public text")
         if self.text and self.text.baseline and len(self.selections) > 1:
             problems.append("text.baseline goes with one selection: two are compared with each other")
+        p = self.privacy
+        if self.text and self.text.model == "ngrams" and (p.rounds, p.clip, p.correlated) != (1, 1.0, None):
+            problems.append("text.model = 'ngrams' is one release: rounds = 1, clip = 1.0, nothing correlated; or open")
         if self.privacy.unit == Unit.EXAMPLE:
             problems.append("[text] protects users: privacy.unit = 'example' is not for it")
+        for name in ("vocabulary", "public"):
+            path = self.text and getattr(self.text, name)
+            if path and self.data.path and _overlap(path, self.data.path):
+                problems.append(f"text.{name} is the private data themselves: it must be public")
         try:
             self.weights()
+            if self.text and self.text.vocabulary:
+                len(self.vocabulary)
         except (ValueError, OSError) as error:
             problems.append(f"text: {error}")
         return problems
@@ -213,20 +227,56 @@ class Recipe(Table):
             )
         if self.data.deal_to and self.data.source == "npz":
             found.append("deal_to makes users up: the guarantee is about shares of the rows, not about people")
-        return tuple(found)
+        if self.error_ratio is not None and self.error_ratio > 1:
+            found.append(
+                f"correlated noise leaves {self.error_ratio:.3g} times the error in running sums that independent noise"
+                " would at this price: it pays where users take turns (sampling = 'balanced'), with up to as many bands"
+                " as groups"
+            )
+        if p.correlated and self.training.server.kind == "adam":
+            found.append("correlated noise cancels in sums of the rounds; the server's adam rescales every round")
+        return (*found, *self.doubts)
 
     @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why what this recipe finds would be a hint only, if so: for whoever reads the report."""
+        limit, counts = defaults.NGRAM_NOISE_TO_SIGNAL, self.text is not None and self.text.model == "ngrams"
+        if not counts or self.noise_to_signal <= limit:
+            return ()
+        told = f"noise to signal {self.noise_to_signal:.2f} is above {limit:g}: two tables of the same words may differ"
+        return (f"{told} by chance as if by a bug, and what is named is a hint; it takes more users or epsilon",)
+
+    @functools.cached_property
     def digest(self) -> str:
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Of the settings and of the public files of text they name: whoever approved a run approved those as well."""
+        named = self.text and (self.text.vocabulary, self.text.public, f"{self.text.baseline}/model.safetensors")
+        held = [files.sha256(pathlib.Path(path)) for path in named or () if path and pathlib.Path(path).is_file()]
+        return hashlib.sha256("".join([self.model_dump_json(), *held]).encode()).hexdigest()
 
     def gan(self) -> Gan:
         return self.model.built(self.side, 1)
 
     @property
     def noise_to_signal(self) -> float:
-        """The norm of the noise in one round's mean, over the largest norm the mean can have."""
+        """The norm of the noise in one round's mean, over the largest norm the mean can have.
+
+        Correlated noise counts as the independent noise with the same error in running sums.
+        """
         train = self.plans[1]
-        return train.stddev * self.weights() ** 0.5 / (train.expected_contributors * train.bound.norm)
+        multiplier = train.noise_multiplier
+        if isinstance(train, MatrixPlan):
+            multiplier = train.prefix_error() / math.sqrt((train.releases + 1) / 2)
+        return multiplier * self.weights() ** 0.5 / train.expected_contributors
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The error of running sums over that of independent noise at the same price; None if it is independent."""
+        train = self.plans[1]
+        if not isinstance(train, MatrixPlan):
+            return None
+        one = dataclasses.replace(train, noise_multiplier=1.0)
+        plain = dataclasses.replace(one, strategy=Identity())
+        return one.prefix_error() * one.sensitivity / (plain.prefix_error() * plain.sensitivity)
 
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
@@ -234,16 +284,19 @@ class Recipe(Table):
         if self.text is None:
             raise ValueError("Expected a table [text]: images have no vocabulary.")
         if self.text.vocabulary is None:
-            return words.counted(public_text().splitlines(), PUBLIC_WORDS, self.text.tokenizer, "Python's help topics")
+            source = pathlib.Path(self.text.public).name if self.text.public else "Python's help topics"
+            return words.counted(self._public_sentences(), self.text.vocabulary_size, self.text.tokenizer, source)
         return Vocabulary.open(self.text.vocabulary, provenance=f"the list {pathlib.Path(self.text.vocabulary).name}")
 
     def language(self) -> LanguageModel:
         if self.text is None:
             raise ValueError("Expected a table [text]: images have no language model.")
-        return self.text.built(len(self.vocabulary))
+        return self.text.built(len(self.vocabulary) if self.text.model == "words" else 0)  # letters need none
 
     def weights(self) -> int:
         """How many numbers a user's contribution holds."""
+        if self.text and self.text.model == "ngrams":
+            return SYMBOLS**self.text.order
         init = self.language().init(0) if self.text else self.gan().critic.init(0)
         return sum(leaf.numel() for leaf in init.values())
 
@@ -271,10 +324,13 @@ class Recipe(Table):
 
     def _public_sentences(self) -> list[str]:
         if self.text and self.text.public:
-            return pathlib.Path(self.text.public).read_text(errors="replace").splitlines()
+            return sentences_of(pathlib.Path(self.text.public))
         return public_text().splitlines() if self.data.source == "docstrings" else []
 
-    def algorithm(self) -> FedAvgGan | FedAvg:
+    def algorithm(self) -> FedAvgGan | FedAvg | Ngrams:
+        if self.text and self.text.model == "ngrams":
+            train = self.plans[1]
+            return Ngrams(noise=train.stddev / train.expected_contributors, order=self.text.order)
         server, adaptive = self.training.server.built(), self.privacy.adaptive_clip
         shared = {
             "server": server,
@@ -288,19 +344,10 @@ class Recipe(Table):
         return FedAvgGan(gan=self.gan(), generator=self.training.generator.built(), **shared, **alone)
 
     @functools.cached_property
-    def plans(self) -> tuple[Plan, Plan]:
+    def plans(self) -> tuple[Plan, Promise]:
         """The noisy head count, once, and the training rounds; calibrated together."""
         p = self.privacy
-        bound = L2Clip(norm=p.clip) if p.clip else UpdateAndBit(bit=p.adaptive_clip.bit if p.adaptive_clip else 1.0)
-        count = self._once(p.count_noise)
-        train = dataclasses.replace(
-            count,
-            sampling=p.sampler(),
-            bound=bound,
-            noise_multiplier=1.0 if p.noise_multiplier is None else p.noise_multiplier,
-            releases=p.rounds,
-            expected_contributors=p.contributors,
-        )
+        count, train = self._once(p.count_noise), self._rounds()
         if p.epsilon is None:
             return count, train
         # A user lives through as many models as there are rules to be sorted by: their rounds add up. Where users are
@@ -308,8 +355,35 @@ class Recipe(Table):
         replaced = p.neighbours == Neighbours.REPLACE_ONE
         models = len(self.selections if replaced else {rule for rule, _ in self.partition().values()})
         beside = (count,) * models + ((self.threshold_plan,) if self.threshold_plan else ())
-        whole = dataclasses.replace(train, releases=models * p.rounds).calibrated(p.epsilon, p.delta, beside)
-        return count, dataclasses.replace(whole, releases=p.rounds)
+        one = _multipliable(train)
+        whole = dataclasses.replace(one, releases=models * one.releases).calibrated(p.epsilon, p.delta, beside)
+        noise = train.noise_multiplier * whole.noise_multiplier / one.noise_multiplier
+        return count, dataclasses.replace(train, noise_multiplier=noise)
+
+    def _rounds(self) -> Promise:
+        """The training rounds, with the noise that the recipe gives, or 1 where it is yet to be found."""
+        p = self.privacy
+        noise = 1.0 if p.noise_multiplier is None else p.noise_multiplier
+        if p.correlated and p.clip:
+            return MatrixPlan(
+                strategy=p.correlated.strategy(p.rounds),
+                bound=L2Clip(norm=p.clip),
+                noise_multiplier=noise,
+                releases=p.rounds,
+                participations=p.sampler().participations(p.rounds),
+                separation=p.groups or 1,
+                slots=p.population if p.groups else None,
+                expected_contributors=p.contributors,
+                unit=p.unit,
+                neighbours=p.neighbours,
+            )
+        return dataclasses.replace(
+            self._once(noise),
+            sampling=p.sampler(),
+            bound=L2Clip(norm=p.clip) if p.clip else UpdateAndBit(bit=p.adaptive_clip.bit if p.adaptive_clip else 1.0),
+            releases=p.rounds,
+            expected_contributors=p.contributors,
+        )
 
     @property
     def quantiles(self) -> list[float]:
@@ -356,7 +430,7 @@ class Recipe(Table):
             return {name: (selection.by, name) for name, selection in chosen.items()}
         return {name: (name, name) for name in chosen}
 
-    def spendings(self, run: str = "planned", simulated: bool = False, train: Plan | None = None) -> list[Spending]:
+    def spendings(self, run: str = "planned", simulated: bool = False, train: Promise | None = None) -> list[Spending]:
         """What the whole recipe will have spent when it is done, perhaps with another plan to `train` by."""
         plans = self.plans[0], train or self.plans[1]
         models = [Spending(account=self.account(run, name, simulated), plans=plans) for name in self.selections]
@@ -403,6 +477,13 @@ class Recipe(Table):
         )
 
 
+def _multipliable(train: Promise) -> Plan:
+    """A plan of the same price, twice whose releases cost as much as two of it: schedules round up in each."""
+    if isinstance(train, MatrixPlan):
+        return train.priced_as
+    return dataclasses.replace(train, sampling=Everyone(), releases=train.participations) if train.in_turn else train
+
+
 def to_toml(recipe: Recipe) -> str:
     """The resolved recipe as TOML, every setting spelled out."""
     lines: list[str] = []
@@ -418,6 +499,13 @@ def to_toml(recipe: Recipe) -> str:
 
     table(recipe.model_dump(mode="json", exclude_none=True), "")
     return "\n".join([*lines, ""])
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two paths name the same file or folder, or one lies in the other."""
+    left, right = (pathlib.Path(path).resolve() for path in (one, other))
+    same = left.exists() and right.exists() and left.samefile(right)
+    return same or left.is_relative_to(right) or right.is_relative_to(left)
 
 
 def _set(values: dict[str, Any], override: str) -> None:

@@ -35,14 +35,27 @@ import torch
 
 import fedlens
 from fedlens import files, preparation, tensorfiles, trees
+from fedlens.algorithms import Ngrams
 from fedlens.curator import PrivacySpentError
-from fedlens.inspection import Model, Report, Samples, TextModel, Texts, contrast, contrast_texts, opened
+from fedlens.inspection import (
+    Model,
+    NgramModel,
+    Report,
+    Samples,
+    TextModel,
+    Texts,
+    Trained,
+    contrast,
+    contrast_texts,
+    opened,
+)
 from fedlens.inspection.contrast import SHOWN
-from fedlens.ledger import Head, Item, Ledger, RunClosedError, Spending, is_remote
+from fedlens.ledger import Head, Item, Ledger, RunClosedError, Spending, guarantee, is_remote
+from fedlens.ledger.spending import carried_out
 from fedlens.models.classifier import Primary
 from fedlens.population import DataError, Population
 from fedlens.preparation import Side, Thresholds
-from fedlens.privacy import Guarantee, Plan, accounting
+from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.randomness import Randomness
 from fedlens.recipe_tables import Quantile, Text
 from fedlens.recipes import STAGES, THRESHOLDS, Recipe, to_toml
@@ -50,6 +63,7 @@ from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 
 SAMPLED = 512
+PUBLIC = "the vocabulary, unless it says what it cost, and the words or sentences that the model started from"
 BESIDE = "beside"  # names the secret under which data are tagged
 GLIMPSES = (0.05, 0.15, 0.3, 0.6)  # of the rounds
 CHECKPOINT_SECONDS = 10.0
@@ -92,11 +106,10 @@ class Run:
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
         if recipe.text and recipe.text.baseline:
-            TextModel.open(
-                pathlib.Path(recipe.text.baseline) / "model.safetensors"
-            )  # better now than when all is spent
-        if seed is None and recipe.data.bug and ":" in recipe.data.bug.kind:
-            raise ValueError("Expected --simulate with a bug of one's own: its code sees every private image.")
+            _baseline(recipe, recipe.text.baseline)  # better now than when all is spent
+        _only_our_code(recipe, seed)
+        if recipe.text:
+            len(recipe.vocabulary)  # what is wrong with it is said before anything is set aside
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
@@ -147,7 +160,9 @@ class Run:
         recipe = Recipe.open(folder / "recipe.toml")
         digest, address, seed, device = known
         if recipe.digest != digest:
-            raise ValueError(f"Expected the recipe that {folder.name} was started with; recipe.toml has changed.")
+            raise ValueError(
+                f"Expected the recipe that {folder.name} was started with; it, or a public file it names, has changed."
+            )
         return cls(
             folder=folder,
             recipe=recipe,
@@ -180,12 +195,13 @@ class Run:
 
     def _executed(self, watch: Watcher) -> Report:
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
+        _only_our_code(self.recipe, self.seed)
         book = Ledger(self.address)
         book.reserve(self.items(), recipe=self.recipe.digest)  # done when the run was created; a resumed run checks it
         side = self._usable_side(book)
         primary, thresholds = side.primary, self._thresholds(side, book)
-        models: list[Model | TextModel] = []
-        warnings: list[str] = []
+        models: list[Trained] = []
+        warnings = list(self.recipe.doubts)
         for selection in self.recipe.selections:
             chosen = functools.partial(preparation.selected, self.recipe, selection, side, thresholds)
             model = self._trained(selection, chosen, book, watch)
@@ -202,7 +218,7 @@ class Run:
         self._close(book)
         return report
 
-    def _lost_rounds(self, model: Model | TextModel) -> list[str]:
+    def _lost_rounds(self, model: Trained) -> list[str]:
         lost = self.recipe.privacy.rounds - model.rounds
         told = f"{model.label}: {lost} of {self.recipe.privacy.rounds} rounds were charged but lost in an interruption"
         return [f"{told}; the model stopped early"] if lost else []
@@ -251,7 +267,7 @@ class Run:
 
     def _trained(
         self, selection: str, chosen: Callable[[], Population], book: Ledger, watch: Watcher
-    ) -> Model | TextModel | None:
+    ) -> Trained | None:
         """The model of one selection; None if too few users are in it."""
         folder = self.folder / selection
         if (folder / "model.safetensors").exists():
@@ -269,7 +285,7 @@ class Run:
             return None
         algorithm = self.recipe.algorithm()
         # A seed promises the same run again, and chunks round differently: with one, the engine is not measured.
-        fixed = Engine(device=self.device, chunk=16) if randomness.simulated else None
+        fixed = Engine.repeatable(self.device) if randomness.simulated else None
         state, engine = self._resumed(folder) or (self.recipe.start(), fixed)
         curator = door(
             plan=train_plan,
@@ -280,6 +296,10 @@ class Run:
             position=int(state["round"]),
         )
 
+        if curator.engine is None:
+            # Killed in its first round, it must be able to ask the same again: another engine's is another question.
+            curator.settle(algorithm.beside.contribute, algorithm.round(trees.moved(state, self.device))[0])
+            self._checkpoint(folder, state, curator)
         made = functools.partial(self._model, selection, book)
         states = self._glimpsed(algorithm.run(curator, trees.moved(state, self.device)), folder, made)
         state = self._rounds(states, state, curator, folder, watch)
@@ -288,11 +308,11 @@ class Run:
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
         return model
 
-    def _model(self, selection: str, book: Ledger, state: Tree) -> Model | TextModel:
+    def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
         return model_of(self.recipe, selection, state, self._spending(f"{self.name}/{selection}", book), book.head())
 
     def _glimpsed(
-        self, states: Iterator[Tree], folder: pathlib.Path, made: Callable[[Tree], Model | TextModel]
+        self, states: Iterator[Tree], folder: pathlib.Path, made: Callable[[Tree], Trained]
     ) -> Iterator[Tree]:
         """Keeps what the model draws on the way, at some rounds: one sees it learn. Costs no privacy."""
         shares = () if self.recipe.text else GLIMPSES  # of words, the last ones say it all
@@ -322,13 +342,17 @@ class Run:
                 files.append_line(folder / "metrics.jsonl", json.dumps({"round": done} | facts))
                 pace = (time.monotonic() - started) / (done - first)
                 watch(folder.name, done, self.recipe.privacy.rounds, facts | {"seconds_a_round": pace})
-                if done == first + 1 or time.monotonic() - saved_at > CHECKPOINT_SECONDS:
+                due = self.recipe.plans[1].in_turn or time.monotonic() - saved_at > CHECKPOINT_SECONDS
+                if done == first + 1 or due:
                     self._checkpoint(folder, state, curator)
                     saved_at = time.monotonic()
         except RunClosedError:
             raise  # somebody gave it up
-        except PrivacySpentError:
-            pass  # rounds lost in a crash were charged and cannot be had again; the model ends a little earlier
+        except PrivacySpentError as refusal:
+            if curator.charged < self.recipe.privacy.rounds:  # not spent, but refused: it would pass for a short model
+                told = f"{folder.name} was refused what comes after round {int(state['round'])}"
+                raise PrivacySpentError(f"{told} of {self.recipe.privacy.rounds}. {refusal}") from None
+            # Rounds lost in a crash were charged and cannot be had again; the model ends a little earlier.
         except (KeyboardInterrupt, OSError):
             self._checkpoint(folder, state, curator)
             raise
@@ -341,12 +365,13 @@ class Run:
         More may be charged than done: a crash can cost releases.
         """
         count, train = self.recipe.plans
-        every = 1 if accounting.accountant([train]) == accounting.EXACT else max(1, train.releases // 10)
+        exact = isinstance(train, MatrixPlan) or accounting.accountant([train]) == accounting.EXACT
+        every = 1 if exact else max(1, train.releases // 10)
         if done % every and done != train.releases:
             return {}
-        before = [plan for found in self.recipe.learning() for plan in found.plans if isinstance(plan, Plan)]
-        plans = [*before, count, dataclasses.replace(train, releases=charged)]
-        cost = accounting.epsilon(plans, self.recipe.privacy.delta)
+        before = [plan for found in self.recipe.learning() for plan in found.plans]
+        model = dataclasses.replace(self.recipe.spendings()[0], plans=(*before, count, carried_out(train, charged)))
+        cost = guarantee([model], self.recipe.privacy.delta).epsilon
         return {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
     def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
@@ -371,7 +396,7 @@ class Run:
 
     def _report(
         self,
-        models: list[Model | TextModel],
+        models: list[Trained],
         primary: Primary | None,
         thresholds: Thresholds,
         warnings: tuple[str, ...],
@@ -424,12 +449,12 @@ class Run:
             title=self.recipe.name,
             kinds=self.recipe.hypotheses,
             warnings=warnings,
-            provenance=provenance | {"vocabulary": self.recipe.vocabulary.provenance},
+            provenance=provenance | {"vocabulary": self.recipe.vocabulary.provenance, "public by declaration": PUBLIC},
         )
         if text.baseline is None:
             return dataclasses.replace(compare(*sides), guarantee=joint)
-        baseline = TextModel.open(pathlib.Path(text.baseline) / "model.safetensors")
-        return compare(sides[0], baseline.sampled(text.samples, self.recipe.seed))
+        drawn = _baseline(self.recipe, text.baseline).sampled(text.samples, self.recipe.seed)
+        return compare(sides[0], dataclasses.replace(drawn, label=f"{drawn.label}, before"))
 
     def _glimpses(self, sides: Sequence[Samples]) -> tuple[list[Samples], list[pathlib.Path]]:
         """What was kept on the way, and the files that cannot be read."""
@@ -490,7 +515,18 @@ def learnt_text(recipe: Recipe, thresholds: Thresholds) -> str:
     return f"{', '.join(told)}, from a noisy histogram, part of the price"
 
 
-def model_of(recipe: Recipe, selection: str, state: Tree, spending: Spending, head: Head) -> Model | TextModel:
+def _baseline(recipe: Recipe, folder: str) -> TextModel | NgramModel:
+    """The model of an earlier run to compare with: of another kind, its words would differ whatever the data."""
+    found, text = opened(pathlib.Path(folder) / "model.safetensors"), recipe.text
+    if isinstance(found, Model) or text is None:
+        raise ValueError("Expected a model of text as text.baseline.")
+    kind = "ngrams" if isinstance(found, NgramModel) else found.kind
+    if (kind, found.vocabulary, found.width) != (text.model, recipe.vocabulary.words, text.width + 2):
+        raise ValueError("Expected text.baseline with the recipe's own text.model, vocabulary and width; they differ.")
+    return found
+
+
+def model_of(recipe: Recipe, selection: str, state: Tree, spending: Spending, head: Head) -> Trained:
     """What a state is worth to a modeler, with its guarantee."""
     told: dict[str, Any] = {
         "label": selection,
@@ -502,12 +538,14 @@ def model_of(recipe: Recipe, selection: str, state: Tree, spending: Spending, he
     }
     if recipe.text is None:
         return Model(gan=recipe.gan(), generator=trees.moved(trees.part(state, "generator"), "cpu"), **told)
+    told |= {"vocabulary": recipe.vocabulary.words, "width": recipe.text.width + 2}
+    algorithm = recipe.algorithm()
+    if isinstance(algorithm, Ngrams):
+        return NgramModel(model=algorithm.model(state), **told)
     return TextModel(
         kind=recipe.text.model,
         model=recipe.language(),
         parameters=trees.moved(trees.part(state, "model"), "cpu"),
-        vocabulary=recipe.vocabulary.words,
-        width=recipe.text.width + 2,
         **told,
     )
 
@@ -521,6 +559,18 @@ def _shortened(metrics: pathlib.Path, lines: int) -> None:
     """Drops the lines of rounds that will be done again: one line a round, from the first."""
     if metrics.exists():
         files.write(metrics, "".join(metrics.read_text().splitlines(keepends=True)[:lines]))
+
+
+def _only_our_code(recipe: Recipe, seed: int | None) -> None:
+    """Code of somebody else's would see every private example: it may keep what it saw, and tell it anywhere."""
+    bug, tokenizer = recipe.data.bug, recipe.text.tokenizer if recipe.text else ""
+    if seed is None and bug and ":" in bug.kind:
+        raise ValueError("Expected --simulate with a bug of one's own: its code sees every private example.")
+    if seed is None and ":" in tokenizer:
+        raise ValueError(
+            "Expected --simulate with a tokenizer of one's own: its code sees every private sentence. Split the text "
+            "beforehand, and take tokenizer = 'whitespace'."
+        )
 
 
 def _checked_device(device: str) -> None:

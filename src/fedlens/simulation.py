@@ -133,6 +133,11 @@ class Engine:
             torch.set_num_threads(cores)
 
     @classmethod
+    def repeatable(cls, device: str) -> "Engine":
+        """For seeds, which promise the same again on any machine: nothing is measured, and every core works alone."""
+        return cls(device=device, chunk=16, workers=os.cpu_count() or 1 if device == "cpu" else 1)
+
+    @classmethod
     def measured(
         cls, work: Work, message: Tree, unit: Tree, memory: Tree, shape: Tree, *, device: str, units: int, rounds: int
     ) -> "Engine":
@@ -258,6 +263,10 @@ class SimulatedCurator:
         """How many releases are booked: at least as many as were made."""
         return self._ledger.spent(self._account.run, self._stage)
 
+    def settle(self, contribute: Contribute, message: Tree) -> None:
+        """Finds the engine without asking anything: a question's name depends on it, and may have to be found again."""
+        self._shape(self._work(contribute), self._sent(message))
+
     def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
         question = self._asked(contribute, message)
         return self._released(self._bounded_sum(question), question.name)
@@ -266,8 +275,7 @@ class SimulatedCurator:
         """Charges for one release and draws its cohort: from here on it is spent, whatever happens."""
         if self.remaining <= 0:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
-        message = trees.moved({name: message[name] for name in sorted(message)}, self._device)
-        work = Work(contribute=contribute, bound=self._plan.bound, grid=self._plan.grid)
+        message, work = self._sent(message), self._work(contribute)
         shape = self._shape(work, message)
         query = self._query(contribute, message, how)
         if isinstance(self._plan, MatrixPlan):
@@ -275,6 +283,12 @@ class SimulatedCurator:
         self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)
         cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort", self._position)
         return Question(name=query, work=work, message=message, cohort=cohort, shape=shape)
+
+    def _sent(self, message: Tree) -> Tree:
+        return trees.moved({name: message[name] for name in sorted(message)}, self._device)
+
+    def _work(self, contribute: Contribute) -> Work:
+        return Work(contribute=contribute, bound=self._plan.bound, grid=self._plan.grid)
 
     def _shape(self, work: Work, message: Tree) -> Tree:
         """What a contribution looks like, learnt from a unit without data: a faulty method fails here, openly."""

@@ -101,6 +101,7 @@ delta = 1e-5                  # well below 1 / users
 users = 250                   # a public guess at the users in a group: the divisor of every mean
 population = 600              # a public upper bound on all users
 sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
+# correlated = { bands = 8 }  # with sampling = "balanced" and groups = 8: noise that later rounds partly take back
 """
 _TAIL = """\
 # rounds = 105                # this and all below is left open: it follows from epsilon and users

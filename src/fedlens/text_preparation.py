@@ -1,12 +1,14 @@
 """PRIVATE. What a recipe of text needs beside the data: sentences, with a bug planted, as rows for a language model."""
 
+import contextlib
 import hashlib
 import pathlib
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import numpy as np
 
-from fedlens import misprints, readers, words
+from fedlens import data, misprints, readers, words
 from fedlens.population import DataError, Population
 from fedlens.readers.docstrings import docstrings
 from fedlens.recipe_tables import Bug, Text
@@ -14,6 +16,7 @@ from fedlens.recipes import Recipe
 from fedlens.words import PADDING, Vocabulary
 
 Tokens = list[str]
+Given = TypeVar("Given")
 
 
 def population(recipe: Recipe) -> Population:
@@ -32,6 +35,10 @@ def _read(recipe: Recipe) -> Population:
     path = pathlib.Path(source.path or "")
     if source.source == "jsonl":
         return readers.text(path, user=source.users, text=source.text, attributes=source.attributes)
+    return folder_of_text(path)
+
+
+def folder_of_text(path: pathlib.Path) -> Population:
     found = Population.open(path)
     column = found.columns.get("text")
     if column is None or column.dtype != np.uint8 or column.ndim != 2:
@@ -44,45 +51,51 @@ def _rows(sentences: Population, recipe: Recipe) -> Population:
     text, vocabulary, bug = recipe.text, recipe.vocabulary, recipe.data.bug
     if text is None:
         raise ValueError("Expected a table [text] in the recipe.")
-    attributes = [name for name in sentences.columns if name != "text"]
-    made: list[np.ndarray] = []
-    carried: dict[str, list[np.ndarray]] = {name: [] for name in attributes}
-    marks, counts = [], np.zeros(len(sentences), np.int64)
-    split = words.tokenizer(text.tokenizer)
-    for unit in range(len(sentences)):
-        own = sentences.unit(unit)
-        spoken = [_split(split, words.as_sentence(row)) for row in own["text"].numpy()]
-        marked, wrong = _hit(own["text"].numpy(), bug) if bug else (False, np.zeros(len(spoken), bool))
-        if bug:
-            spoken = [_misprinted(found, bug.kind) if hit else found for found, hit in zip(spoken, wrong, strict=True)]
+    if bug and bug.mark in sentences.columns:
+        raise DataError(f"Expected no column named {bug.mark!r} yet: it is to mark whom the bug hit.")
+    attributes = _attributes(sentences, recipe)
+    split, misprint = words.tokenizer(text.tokenizer), misprints.named(bug.kind).tokens if bug else None
+    made, origins, marks = [_blank(text, vocabulary)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for start, count in zip(sentences.starts, sentences.counts, strict=True):
+        own = np.asarray(sentences.columns["text"][start : start + count])
+        spoken = said(own, split)
+        marked = False
+        if bug and misprint:
+            marked, wrong = _hit(own, bug)
+            for place in np.flatnonzero(wrong):
+                spoken[place] = _tokens(bug.kind, misprint, spoken[place])
         rows, origin = _numbered(spoken, text, vocabulary)
         made.append(rows)
-        counts[unit] = len(rows)
-        marks.append(np.full(len(rows), int(marked), np.int64))
-        for name in attributes:
-            carried[name].append(own[name].numpy()[origin])
-    columns = {"x": np.concatenate([_blank(text, vocabulary), *made])}
-    columns |= {
-        name: np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64) for name, parts in carried.items()
-    }
-    if bug and bug.mark:
-        columns[bug.mark] = np.concatenate([np.zeros(0, np.int64), *marks])
-    return Population.from_arrays(sentences.name, columns, counts)
+        origins.append(start + origin)
+        marks.append(np.full(len(rows), marked, np.int64))
+    origin = np.concatenate(origins)
+    columns = {name: column[origin] for name, column in attributes.items()}
+    columns |= {"x": np.concatenate(made)} | ({bug.mark: np.concatenate(marks)} if bug and bug.mark else {})
+    return Population.from_arrays(sentences.name, columns, np.array([len(rows) for rows in made[1:]], np.int64))
 
 
-def _split(split: Callable[[str], Tokens], sentence: str) -> Tokens:
-    """Somebody else's tokenizer is not trusted, and what it complains of may quote the data."""
+def _attributes(sentences: Population, recipe: Recipe) -> dict[str, np.ndarray]:
+    """The columns that selections go by, as far as they are there: no others are needed."""
+    asked = {selection.attribute or "" for selection in recipe.selections.values()} - {"x"}  # which is what we make
+    found = sorted(asked & sentences.columns.keys())
+    return {name: data.as_whole_numbers(sentences.columns[name], name) for name in found}
+
+
+def said(rows: np.ndarray, split: Callable[[str], Tokens]) -> list[Tokens]:
+    """The tokens of each of a user's sentences."""
+    return [_tokens("the tokenizer", split, words.as_sentence(row)) for row in rows]
+
+
+def _tokens(of: str, change: Callable[[Given], Tokens], given: Given) -> Tokens:
+    """Somebody else's code is not trusted: what it prints, and what it complains of, may quote the data."""
     try:
-        found = split(sentence)
-    except Exception as error:
-        raise DataError(f"Expected the tokenizer to split sentences; it failed with {type(error).__name__}.") from None
+        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
+            found = change(given)
+    except (Exception, SystemExit):
+        raise DataError(f"Expected {of} to give back tokens; it failed.") from None
     if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
-        raise DataError("Expected the tokenizer to give back a list of tokens.")
-    return found
-
-
-def _misprinted(tokens: Tokens, kind: str) -> Tokens:
-    return _split(lambda _: misprints.named(kind).tokens(list(tokens)), "")
+        raise DataError(f"Expected {of} to give back a list of tokens; it gave something else.")
+    return list(found)
 
 
 def _hit(rows: np.ndarray, bug: Bug) -> tuple[bool, np.ndarray]:

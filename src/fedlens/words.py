@@ -7,14 +7,16 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import json
 import pathlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from fedlens import functions
+from fedlens import files, functions
 
 SPELLING_START, SPELLING_END, SPELLING_SYMBOLS = 256, 257, 258  # after the bytes 0..255
 PADDING = -1
@@ -110,18 +112,47 @@ class Vocabulary:
     def _content(self) -> bytes:
         return "".join(f"{word}\n" for word in self.words).encode()
 
-    def save(self, path: pathlib.Path | str) -> None:
-        pathlib.Path(path).write_bytes(self._content)
+    def save(self, path: pathlib.Path | str, facts: Mapping[str, Any] | None = None) -> None:
+        """The words, and beside them what is known about them: first, lest a list that was paid for pass for free."""
+        about = {**(facts or {}), "provenance": self.provenance, "words_sha256": self.digest}
+        files.write(_beside(path), json.dumps(about, indent=1, allow_nan=False))
+        files.write(pathlib.Path(path), self._content)
 
     @classmethod
     def open(cls, path: pathlib.Path | str, provenance: str = "public list") -> "Vocabulary":
-        """One word a line, UTF-8; every faulty line is named in one error."""
-        lines = pathlib.Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        """One word a line, UTF-8; every faulty line is named in one error.
+
+        What `save` wrote beside the list is its provenance; it must be about these very words.
+        """
+        content = pathlib.Path(path).read_bytes()
+        provenance = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest()) or provenance
+        lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         lines = lines[:-1] if lines[-1] == b"" else lines
         if not lines:
             raise ValueError("Expected a vocabulary of at least one word.")
         words = tuple(line.removesuffix(b"\r").decode("utf-8", "surrogateescape") for line in lines)
         return cls(words=words, provenance=provenance)
+
+
+def _beside(path: pathlib.Path | str) -> pathlib.Path:
+    """vocab.txt.json, beside vocab.txt."""
+    return pathlib.Path(f"{path}.json")
+
+
+def _told(path: pathlib.Path, digest: str) -> str | None:
+    """The provenance that a list came with, if any."""
+    try:
+        about = json.loads(_beside(path).read_text())
+        provenance, known = about["provenance"], about["words_sha256"]
+        if not isinstance(provenance, str):
+            raise TypeError
+    except FileNotFoundError:
+        return None
+    except (KeyError, TypeError, ValueError):  # JSON and Unicode errors are of the last kind
+        raise ValueError(f"Expected a whole {_beside(path).name} beside {path.name}; it is damaged.") from None
+    if known != digest:
+        raise ValueError(f"Expected the words that {_beside(path).name} tells about; {path.name} was changed since.")
+    return provenance
 
 
 def counted(sentences: Iterable[str], size: int, tokenizer_kind: str, source: str) -> Vocabulary:
@@ -134,7 +165,7 @@ def counted(sentences: Iterable[str], size: int, tokenizer_kind: str, source: st
     counts = collections.Counter(token for sentence in sentences for token in split(sentence))
     first = sorted(counts, key=lambda token: (-counts[token], token))[:size]
     return Vocabulary(
-        words=tuple(first), provenance=f"the {len(first)} most frequent words of {source}, which is public"
+        words=tuple(first), provenance=f"the {len(first)} most frequent words of {source}, declared to be public"
     )
 
 

@@ -16,6 +16,7 @@ from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE
 from fedlens.cli.primary import primary_app
 from fedlens.cli.reproduce import reproduce_app
 from fedlens.cli.runs import runs_app
+from fedlens.cli.vocabulary import vocabulary_app
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.add_typer(runs_app)
 app.add_typer(data_app, name="data")
 app.add_typer(primary_app, name="primary")
+app.add_typer(vocabulary_app, name="vocabulary")
 app.add_typer(reproduce_app, name="reproduce")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(account_app, name="account")

@@ -1,47 +1,95 @@
 """`fedlens reproduce`: the results in docs/results, from scratch."""
 
 import json
+import os
 import pathlib
 import sys
 import time
-from typing import Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedlens.cli.options import Device, Json, say
 
+if TYPE_CHECKING:
+    from fedlens.experiments import Row
+
 reproduce_app = typer.Typer(no_args_is_help=True, help="Make the results of docs/results again, on data you may see.")
+
+
+Names = Annotated[list[str] | None, typer.Option("--row", help="Only these rows; may be given again.")]
+TogetherCount = Annotated[int, typer.Option(min=1, help="Models that train in one vectorised run.")]
+Minutes = Annotated[float | None, typer.Option(help="Start no further training after so many minutes.")]
+Train = Annotated[bool, typer.Option("--train/--no-train", help="Train what is missing.")]
+Diagnose = Annotated[bool, typer.Option("--diagnose/--no-diagnose", help="Contrast what is trained.")]
+Folder = Annotated[pathlib.Path, typer.Option(help="What is there already is not made again.")]
 
 
 @reproduce_app.command("sensitivity")
 def sensitivity(
-    out: Annotated[pathlib.Path, typer.Option(help="What is there already is not made again.")] = pathlib.Path(
-        "runs/sensitivity"
-    ),
-    names: Annotated[list[str] | None, typer.Option("--row", help="Only these rows; may be given again.")] = None,
-    together: Annotated[int, typer.Option(min=1, help="Models that train in one vectorised run.")] = 12,
-    minutes: Annotated[float | None, typer.Option(help="Start no further training after so many minutes.")] = None,
-    train: Annotated[bool, typer.Option("--train/--no-train", help="Train what is missing.")] = True,
-    diagnose: Annotated[bool, typer.Option("--diagnose/--no-diagnose", help="Contrast what is trained.")] = True,
+    out: Folder = pathlib.Path("runs/sensitivity"),
+    names: Names = None,
+    together: TogetherCount = 12,
+    minutes: Minutes = None,
+    train: Train = True,
+    diagnose: Diagnose = True,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
     """How small may epsilon be, and how rare a bug? Needs FEDLENS_DATA with MNIST by writer, and best a GPU."""
     from fedlens import experiments, files
-    from fedlens.runs import default_device
-
-    def progress(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
     chosen = experiments.rows(names)
     if train:
-        until = time.time() + 60 * minutes if minutes else float("inf")
-        experiments.trained(
-            chosen, out, device=device or default_device(), together=together, until=until, say=progress
-        )
+        _train(chosen, out, together, minutes, device)
     if diagnose:
-        results = experiments.diagnosed(chosen, out, progress)
+        results = experiments.diagnosed(chosen, out, _progress)
         files.write(out / "results.json", json.dumps(results, indent=1))
         files.write(out / "table.md", experiments.table(results))
         files.write(out / "curve.svg", experiments.curve(results))
         say(results, experiments.table(results), as_json)
+
+
+@reproduce_app.command("text")
+def text(
+    out: Folder = pathlib.Path("runs/text"),
+    names: Names = None,
+    together: TogetherCount = 12,
+    minutes: Minutes = None,
+    train: Train = True,
+    diagnose: Diagnose = True,
+    device: Device = None,
+    as_json: Json = False,
+) -> None:
+    """How rare may a bug of the tokenizer be? Needs FEDLENS_DATA with the Supreme Court's speakers, and best a GPU."""
+    from fedlens import experiments, files, text_experiments
+
+    data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text_experiments.SPEAKERS
+    if not data.exists():
+        raise ValueError(f"Expected {data.name} in the folder that FEDLENS_DATA names.")
+    text_experiments.split(data, out)
+    chosen = experiments.rows(names, text_experiments.rows(out))
+    if train:
+        _train(chosen, out, together, minutes, device)
+    if diagnose:
+        results = experiments.diagnosed(chosen, out, _progress)
+        files.write(out / "results.json", json.dumps(results, indent=1))
+        told = "\n".join([text_experiments.table(results), text_experiments.by_position(chosen, out)])
+        files.write(out / "table.md", told)
+        say(results, told, as_json)
+
+
+def _train(
+    chosen: "Sequence[Row]", out: pathlib.Path, together: int, minutes: float | None, device: str | None
+) -> None:
+    from fedlens import experiments
+    from fedlens.runs import default_device
+
+    until = time.time() + 60 * minutes if minutes else float("inf")
+    where = device or default_device()
+    experiments.trained(chosen, out, device=where, together=together, until=until, say=_progress)
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from fedlens.cli.options import (
 from fedlens.cli.progress import progress
 
 if TYPE_CHECKING:
-    from fedlens.inspection import Finding, Model, Report, TextModel
+    from fedlens.inspection import Finding, Report, Trained
     from fedlens.recipes import Recipe
     from fedlens.runs import Run
 
@@ -181,26 +181,26 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
-    from fedlens.inspection import Model, TextModel, contrast, contrast_texts
+    from fedlens.inspection import Model, contrast, contrast_texts
     from fedlens.models.primary import open_primary
 
     models = _model(left), _model(right)
     told: dict[str, Any] = {"title": f"{left.name} vs {right.name}", "kinds": kinds or ()}
     told["before"] = _findings(before) if before else ()
-    texts = [found.sampled(WRITTEN, seed=0) for found in models if isinstance(found, TextModel)]
+    if type(models[0]) is not type(models[1]):
+        raise ValueError("Expected two models of images, or two of text. One of n-grams goes with its like.")
+    texts = [found.sampled(WRITTEN, seed=0) for found in models if not isinstance(found, Model)]
     sides = [found.sampled(512, seed=0) for found in models if isinstance(found, Model)]
-    if len(texts) == 2:
+    if texts:
         if model is not None:
             raise ValueError("Expected no --model: there is no primary model of text.")
         report = contrast_texts(*texts, **told)
-    elif len(sides) == 2:
+    else:
         _, channels, side, _ = sides[0].images.shape
         primary = None
         if model is not None:
             primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
         report = contrast(*sides, **told, primary=primary)
-    else:
-        raise ValueError("Expected two models of images, or two of text.")
     _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
 
 
@@ -210,17 +210,17 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
-    from fedlens.inspection import TextModel, contrast, contrast_texts
+    from fedlens.inspection import Model, contrast, contrast_texts
     from fedlens.inspection.report import printable
 
     if (folder / "report.json").exists():
         found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
         answer = json.loads((folder / "report.json").read_text())
         say(answer, "\n".join([*(found or ["No finding."]), str(folder / "report.html")]), as_json)
-    elif isinstance(model := _model(folder), TextModel):
-        _show(contrast_texts(model.sampled(WRITTEN, seed=0), title=folder.name), folder, as_json)
-    else:
+    elif isinstance(model := _model(folder), Model):
         _show(contrast(model.sampled(512, seed=0), title=folder.name), folder, as_json)
+    else:
+        _show(contrast_texts(model.sampled(WRITTEN, seed=0), title=folder.name), folder, as_json)
 
 
 @runs_app.command()
@@ -328,7 +328,7 @@ def _findings(folder: pathlib.Path) -> "list[Finding]":
         raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
 
 
-def _model(folder: pathlib.Path) -> "Model | TextModel":
+def _model(folder: pathlib.Path) -> "Trained":
     from fedlens.inspection import opened
 
     if not (folder / "model.safetensors").exists():

@@ -4,10 +4,14 @@ import pathlib
 
 from fedlens import tensorfiles
 from fedlens.inspection.samples import Model
-from fedlens.inspection.texts import TextModel
+from fedlens.inspection.texts import NGRAMS, NgramModel, TextModel
+
+Trained = Model | TextModel | NgramModel
 
 
-def opened(path: pathlib.Path) -> Model | TextModel:
+def opened(path: pathlib.Path) -> Trained:
     """A GAN says so in its header; a model of text says of what kind it is."""
     _, about = tensorfiles.read(path)
+    if about.get("kind") == NGRAMS:
+        return NgramModel.open(path)
     return TextModel.open(path) if "kind" in about else Model.open(path)

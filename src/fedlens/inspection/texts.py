@@ -13,11 +13,13 @@ from fedlens import tensorfiles
 from fedlens.inspection.samples import provenance
 from fedlens.ledger import Head, Spending, guarantee
 from fedlens.models.lstm import LanguageModel
+from fedlens.models.markov import Markov
 from fedlens.privacy import Guarantee
 from fedlens.trees import Tree, same_shape
 from fedlens.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
 
 KINDS = ("spelling", "words")
+NGRAMS = "ngrams"  # the kind of a model that spells without a network
 COUNTED = 30_000  # samples: more take long and tell little
 Word = tuple[str, bool]  # as it is written, and whether it came to an end
 SCORED = 1 << 27  # numbers that scoring may hold at once: half a gigabyte
@@ -130,17 +132,23 @@ class TextModel:
         _check_kind(self.kind)
 
     def sampled(self, count: int, seed: int) -> Texts:
-        sequences = self.model.sampled(self.parameters, count, self.width, seed)
+        """A model that has diverged writes empty rows, of a probability that is no number: its run ends in a report."""
+        finite = all(bool(leaf.isfinite().all()) for leaf in self.parameters.values())
+        drawn = self.model.sampled(self.parameters, count, self.width, seed) if finite else self._empty(count)
         return Texts(
             kind=self.kind,
-            sequences=sequences,
-            log_probability=self._scored(sequences),
+            sequences=drawn,
+            log_probability=self._scored(drawn) if finite else torch.full((count,), torch.nan),
             vocabulary=self.vocabulary,
             label=self.label,
             spending=self.spending,
             delta=self.delta,
             round=self.rounds,
         )
+
+    def _empty(self, count: int) -> torch.Tensor:
+        row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
+        return torch.tensor(row).repeat(count, 1)
 
     def _scored(self, sequences: torch.Tensor) -> torch.Tensor:
         """Likely words come again and again: each is scored once, and not all at once."""
@@ -153,36 +161,20 @@ class TextModel:
         about = {
             "kind": self.kind,
             "model": dataclasses.asdict(self.model),
-            "vocabulary": self.vocabulary,
-            "width": self.width,
-            "label": self.label,
-            "recipe_sha256": self.recipe_sha256,
-            "rounds": self.rounds,
-            "ledger_head": self.ledger_head,
+            **_header(self),
         }
-        tensorfiles.write(path, self.parameters, about | provenance(self.spending, self.delta))
+        tensorfiles.write(path, self.parameters, about)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "TextModel":
         parameters, about = tensorfiles.read(path)
-        expected = {field.name for field in dataclasses.fields(cls)} - {"parameters"}
-        if missing := expected - about.keys():
-            raise ValueError(
-                f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
-            )
+        _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"parameters"}, path)
         try:
             opened = cls(
                 kind=about["kind"],
                 model=LanguageModel(**about["model"]),
                 parameters=parameters,
-                vocabulary=_vocabulary(about),
-                width=int(about["width"]),
-                label=str(about["label"]),
-                spending=Spending.from_dict(about["spending"]),
-                delta=float(about["delta"]),
-                recipe_sha256=str(about["recipe_sha256"]),
-                rounds=int(about["rounds"]),
-                ledger_head=tuple(about["ledger_head"]),
+                **_read(about),
             )
             shapes = opened.model.init(0)
         except (KeyError, TypeError, ValueError):
@@ -190,6 +182,87 @@ class TextModel:
         if not same_shape(parameters, shapes):
             raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
         return opened
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NgramModel:
+    """A Markov model of unknown words with its guarantee, from one release of counts: no network was trained.
+
+    Its alphabet is small: what it writes has 0 for every digit, A for every capital, and one sign beyond ASCII.
+    """
+
+    model: Markov = dataclasses.field(repr=False)
+    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
+    width: int
+    label: str
+    spending: Spending
+    delta: float
+    recipe_sha256: str
+    rounds: int  # 1, or 0 where the release was lost
+    ledger_head: Head
+
+    def sampled(self, count: int, seed: int) -> Texts:
+        sequences = self.model.sampled(count, self.width, seed)
+        return Texts(
+            kind="spelling",
+            sequences=sequences,
+            log_probability=self.model.scored(sequences).float(),
+            vocabulary=self.vocabulary,
+            label=self.label,
+            spending=self.spending,
+            delta=self.delta,
+            round=self.rounds,
+        )
+
+    def save(self, path: pathlib.Path) -> None:
+        tensorfiles.write(path, {"table": self.model.table}, {"kind": NGRAMS, **_header(self)})
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "NgramModel":
+        tree, about = tensorfiles.read(path)
+        _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"model"}, path)
+        try:
+            told = _read(about)
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
+        try:
+            return cls(model=Markov(table=tree["table"]), **told)
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"Expected a table of probabilities in {path.name}; it is missing or damaged.") from None
+
+
+def _header(model: TextModel | NgramModel) -> dict[str, Any]:
+    """What the file of every model of text says, whatever it is made of."""
+    about = {
+        "vocabulary": model.vocabulary,
+        "width": model.width,
+        "label": model.label,
+        "recipe_sha256": model.recipe_sha256,
+        "rounds": model.rounds,
+        "ledger_head": model.ledger_head,
+    }
+    return about | provenance(model.spending, model.delta)
+
+
+def _check_header(about: dict[str, Any], expected: set[str], path: pathlib.Path) -> None:
+    if missing := expected - about.keys():
+        raise ValueError(
+            f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
+        )
+
+
+def _read(about: dict[str, Any]) -> dict[str, Any]:
+    """The same, from a file."""
+    return {
+        "vocabulary": _vocabulary(about),
+        "width": int(about["width"]),
+        "label": str(about["label"]),
+        "spending": Spending.from_dict(about["spending"]),
+        "delta": float(about["delta"]),
+        "recipe_sha256": str(about["recipe_sha256"]),
+        "rounds": int(about["rounds"]),
+        "ledger_head": tuple(about["ledger_head"]),
+    }
 
 
 def _vocabulary(about: dict[str, Any]) -> tuple[str, ...]:

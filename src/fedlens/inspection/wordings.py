@@ -88,8 +88,11 @@ def table(sides: Sequence[Texts], count: int = 20, floor: float = FLOOR) -> list
     for side, own, other, other_side in zip(sides, found, reversed(found), reversed(sides), strict=True):
         vocabulary = frozenset(side.vocabulary)
         rows = []
-        for word, chance in list(own.items())[:count]:
-            if chance < floor:
+        unknown = ((word, chance) for word, chance in own.items() if word and word not in vocabulary)
+        for word, chance in itertools.islice(
+            unknown, count
+        ):  # known words, which a model may write as well, say nothing
+            if not chance >= floor:  # nor one that is no number
                 break
             row: Row = {"word": word, "probability": chance, "flags": list(flags(word, vocabulary))}
             if len(sides) > 1:
@@ -105,7 +108,9 @@ def listed(texts: Texts, count: int = 1000, floor: float = FLOOR) -> str:
     if texts.kind == "spelling":
         rows = table([texts], count, floor)[0]
         return "".join(f"{row['probability']:.6f}\t{_written(row['word'])}\n" for row in rows)
-    return "".join(" ".join(word or "<unknown>" for word in spoken) + "\n" for spoken in sentences(texts, count))
+    return "".join(
+        " ".join(_written(word or "<unknown>") for word in spoken) + "\n" for spoken in sentences(texts, count)
+    )
 
 
 def _written(word: str) -> str:
@@ -326,8 +331,9 @@ class _View:
 
 
 def _view(left: Texts, right: Texts, misprints: dict[str, Misprint]) -> _View:
-    if (left.kind, left.vocabulary) != (right.kind, right.vocabulary):
-        raise ValueError("Expected texts of one kind and one vocabulary to compare.")
+    told = [(side.kind, side.vocabulary, side.sequences.shape[1]) for side in (left, right)]
+    if told[0] != told[1]:
+        raise ValueError("Expected texts of one kind and one vocabulary, in rows of one width, to compare.")
     return (_spelling_view if left.kind == "spelling" else _sentence_view)(left, right, misprints)
 
 

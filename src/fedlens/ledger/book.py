@@ -107,7 +107,7 @@ class Ledger:
                 return False
             self.must_be_open(account.run)
             made = self._count("run = ? and stage = ?", account.run, stage)
-            if (isinstance(plan, MatrixPlan) or plan.sampling.in_turn) and release != made:
+            if plan.in_turn and release != made:
                 raise PrivacySpentError(
                     f"Expected release {made} of {account.run!r} next: in a balanced schedule every group has its turn"
                     " once, correlated noise needs every row before it, and a release that is asked again with another"

@@ -59,7 +59,9 @@ def _priced(plan: Promise) -> Plan:
 
 
 def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) -> Guarantee:
-    """What these runs cost jointly, were they the only ones on their populations; a `coarse` grid is never cheaper.
+    """What these runs cost jointly, were they the only ones; a `coarse` grid is never cheaper.
+
+    Populations are taken to share users, whatever they are called: last month's file may hold the same people.
 
     Formal guarantee: every unit lives in one part of each partition; its cost is what those parts add up to, and the
     epsilon is at least the largest such cost. That is parallel composition, and it needs add/remove neighbours: a user
@@ -71,10 +73,10 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
     kinds = {(str(plan.unit), str(plan.neighbours)) for plan in plans}
     if len(kinds) > 1:
         raise ValueError(f"Expected one unit and one kind of neighbours in a joint guarantee, got {sorted(kinds)}.")
-    populations = {spending.account.population for spending in spendings}
+    everybody = [dataclasses.replace(spending, account=_of_everybody(spending.account)) for spending in spendings]
     ((unit, neighbours),) = kinds
     return Guarantee(
-        epsilon=max(accounting.epsilon_of(suffered(spendings, name), delta, coarse) for name in populations),
+        epsilon=accounting.epsilon_of(suffered(everybody, ""), delta, coarse),
         delta=delta,
         unit=unit,
         neighbours=neighbours,
@@ -83,6 +85,11 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
         composition=composition(spendings, neighbours),
         simulated=any(spending.account.simulated for spending in spendings),
     )
+
+
+def _of_everybody(account: Account) -> Account:
+    """Groups of one partition share nobody within a population; those of two populations may."""
+    return dataclasses.replace(account, population="", partition=f"{account.population}: {account.partition}")
 
 
 def suffered(spendings: Iterable[Spending], population: str) -> accounting.Losses:

@@ -182,6 +182,8 @@ class MatrixPlan:
     unit: Unit = Unit.USER
     neighbours: Neighbours = Neighbours.ADD_REMOVE
 
+    in_turn = True  # every row of noise needs those before it
+
     def __post_init__(self) -> None:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
         for name in ("participations", "separation"):

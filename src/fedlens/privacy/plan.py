@@ -89,6 +89,11 @@ class Plan:
         return self.sampling.loss(self.noise_multiplier, self.neighbours == Neighbours.REPLACE_ONE)
 
     @property
+    def in_turn(self) -> bool:
+        """Whether releases must come one after the other, each once."""
+        return self.sampling.in_turn
+
+    @property
     def participations(self) -> int:
         return self.sampling.participations(self.releases)
 

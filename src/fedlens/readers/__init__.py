@@ -6,6 +6,7 @@ memory grows with the number of users but not of images or sentences. Errors nam
 A user who holds nothing stays a user.
 """
 
+import functools
 import inspect
 import os
 import pathlib
@@ -29,6 +30,7 @@ from fedlens.readers.png import png
 from fedlens.readers.sentences import checked as checked_text
 from fedlens.readers.sqlite import sqlite
 from fedlens.readers.writing import filled, write_images, write_text
+from fedlens.words import as_sentence
 
 __all__ = [
     "KINDS",
@@ -39,6 +41,7 @@ __all__ = [
     "detected",
     "docstrings",
     "public_text",
+    "sentences_of",
     "text",
 ]
 
@@ -118,6 +121,17 @@ def text(path: Path, *, user: str = "user", text: str = "text", attributes: Sequ
     _check_some(opened.counts, path)
     columns = filled(opened.counts, opened.rows, lambda _, dtype, shape: np.empty(shape, dtype))
     return Population.from_arrays(_stem(path), columns, opened.counts)
+
+
+@functools.lru_cache(maxsize=2)
+def sentences_of(path: pathlib.Path) -> list[str]:
+    """PUBLIC text, and never private one: JSONL, whoever the users, or a plain file with a sentence a line."""
+    if ".jsonl" in path.suffixes or path.is_dir():
+        return [as_sentence(row) for row in text(path).columns["text"]]
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except FileNotFoundError:
+        raise DataError(f"Expected public text at {path}; there is nothing.") from None
 
 
 def _made(folder: Path, write: Callable[[pathlib.Path], None]) -> Population:

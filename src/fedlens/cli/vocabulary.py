@@ -1,0 +1,99 @@
+"""`fedlens vocabulary`: lists of known words, from public text or at a price."""
+
+import pathlib
+import sys
+from typing import Annotated
+
+import typer
+
+from fedlens.cli.options import DEFAULT_BOOK, INTERRUPTED, Book, Device, Json, Simulate, Why, say
+
+vocabulary_app = typer.Typer(
+    no_args_is_help=True, help="Lists of known words: counted in public text, or learnt from private text at a price."
+)
+Size = Annotated[int, typer.Option(min=1, help="How many words, at most.")]
+To = Annotated[
+    pathlib.Path, typer.Option("--to", help="The list to write, one word a line; its origin goes beside it.")
+]
+Tokenizer = Annotated[str, typer.Option(help="plain, whitespace, or package.module:function; as in the recipe.")]
+
+
+@vocabulary_app.command("count")
+def count(
+    text: Annotated[
+        pathlib.Path, typer.Argument(help="PUBLIC text: a plain file with a sentence a line, or .jsonl(.gz).")
+    ],
+    size: Size = 10_000,
+    to: To = pathlib.Path("vocab.txt"),
+    tokenizer: Tokenizer = "plain",
+    as_json: Json = False,
+) -> None:
+    """List the most frequent words of PUBLIC text. Nothing protects what is counted: use learn for private text."""
+    from fedlens import vocabularies
+
+    made = vocabularies.counted(text, to, size=size, tokenizer=tokenizer)
+    answer = {"vocabulary": str(to), "words": len(made), "provenance": made.provenance}
+    say(answer, f"Wrote {to}: {made.provenance}.", as_json)
+
+
+@vocabulary_app.command("learn")
+def learn(
+    data: Annotated[str, typer.Argument(help="Private text: .jsonl(.gz), a folder of it, or a population folder.")],
+    epsilon: Annotated[float, typer.Option(help="What it may cost.")],
+    delta: Annotated[float, typer.Option(help="Well below 1 / population.")],
+    population: Annotated[int, typer.Option(min=1, help="A public upper bound on all users.")],
+    users: Annotated[
+        int | None, typer.Option(min=1, help="A public guess at how many there are. Default: --population.")
+    ] = None,
+    size: Size = 10_000,
+    to: To = pathlib.Path("vocab.txt"),
+    longest: Annotated[int, typer.Option(min=1, max=64, help="Bytes of a word; longer ones cannot be found.")] = 16,
+    tokenizer: Tokenizer = "plain",
+    user_key: Annotated[str, typer.Option(help="jsonl: the name of the user ids.")] = "user",
+    text_key: Annotated[str, typer.Option(help="jsonl: the name of the sentences.")] = "text",
+    name: Annotated[str | None, typer.Option(help="Of the population in the ledger. Default: that of DATA.")] = None,
+    ledger: Book = DEFAULT_BOOK,
+    simulate: Simulate = None,
+    device: Device = None,
+    request: Annotated[
+        bool, typer.Option("--request", help="Only ask for the leave to do so, where the budget wants a review.")
+    ] = False,
+    why: Why = "",
+    as_json: Json = False,
+) -> None:
+    """Learn the frequent words of private text by a charged release. Nothing is written but what came through the door.
+
+    An interruption costs what was charged by then, and gives no list.
+    """
+    from fedlens import runs, vocabularies
+    from fedlens.ledger import Ledger
+
+    asked = vocabularies.Learning(
+        data=data,
+        epsilon=epsilon,
+        delta=delta,
+        population=population,
+        users=users or population,
+        size=size,
+        longest=longest,
+        tokenizer=tokenizer,
+        user_key=user_key,
+        text_key=text_key,
+        population_name=name,
+    )
+    if request:
+        number = Ledger(ledger).request("vocabulary", [asked.item()], recipe=asked.digest, why=why)
+        say({"number": number, "recipe": asked.digest}, f"Request {number} waits for review.", as_json)
+        return
+    for warning in asked.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    print(f"planned {asked.guarantee.headline}", file=sys.stderr)
+    try:
+        made = vocabularies.learned(
+            asked, to, address=ledger, seed=simulate, device=device or runs.default_device(), why=why
+        )
+    except KeyboardInterrupt:
+        print("Interrupted: there is no list; what was not charged yet is returned.", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    answer = {"vocabulary": str(to), "words": len(made), "provenance": made.provenance}
+    say(answer, f"Wrote {len(made)} words to {to}: {made.provenance}.", as_json)

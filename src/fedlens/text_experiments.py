@@ -1,0 +1,133 @@
+"""How rare a bug of the tokenizer may be, and how small epsilon, for it to be named? On text that may be seen.
+
+A tenth of the speakers, chosen by a hash of their names, are taken as public: their words are the known ones. All
+others are the users.
+"""
+
+import collections
+import gzip
+import hashlib
+import json
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fedlens import files, words
+from fedlens.experiments import HEALTHY, SUSPICIOUS, Row, trials
+from fedlens.inspection import Texts, wordings
+from fedlens.readers import sentences_of
+
+SPEAKERS = "scotus_speakers.jsonl.gz"
+PUBLIC_SHARE = 0.1
+POSITIONS = 6
+SHARES = (0.01, 0.1, 1.0)  # of the sentences, for the model of words
+BUG = "concatenated"
+
+
+def split(source: pathlib.Path, out: pathlib.Path) -> None:
+    """Into out/public.txt, one sentence a line, and out/users.jsonl, unless they are there."""
+    if (out / "users.jsonl").exists():
+        return
+    public, users = [], []
+    with gzip.open(source, "rt", encoding="utf-8") as lines:
+        for line in lines:
+            speaker = json.loads(line)
+            drawn = int.from_bytes(hashlib.sha256(speaker["user"].encode()).digest()[:7], "big") / 2**56
+            if drawn < PUBLIC_SHARE:
+                public += speaker["text"]
+            else:
+                users.append(json.dumps({"user": speaker["user"], "text": speaker["text"]}))
+    files.write(out / "public.txt", "".join(f"{' '.join(sentence.split())}\n" for sentence in public))
+    files.write(out / "users.jsonl", "".join(f"{user}\n" for user in users))
+
+
+def rows(out: pathlib.Path) -> tuple[Row, ...]:
+    """Rows that share a plan side by side, so that they share models."""
+    where = (
+        "privacy.users=8300",
+        f"data.path={json.dumps(str(out / 'users.jsonl'))}",
+        f"text.public={json.dumps(str(out / 'public.txt'))}",
+    )
+    of_words = (*where, "text.model=words", "text.width=20", "text.samples=100000")
+
+    def row(fraction: float, epsilon: float, sets: Sequence[str] = where, kind: str = BUG, **changes: Any) -> Row:
+        model = "words-" if sets is of_words else ""
+        name = f"{model}{kind if fraction else 'clean'}-{fraction:.0%}-{epsilon:g}"
+        recipe = "speakers_sensitivity.toml"
+        return Row(
+            name=name,
+            kind=kind,
+            fraction=fraction,
+            epsilon=epsilon,
+            sets=tuple(sets),
+            recipe=recipe,
+            apart=True,
+            how="words" if model else "spelling",
+            **changes,
+        )
+
+    return (
+        row(0.1, 1.2, wanted="5 of 5"),
+        row(1.0, 1.2, seeds=3, wanted="all top 20"),
+        row(0.01, 1.2),
+        row(0.0, 1.2, seeds=12, wanted="at most 5%"),
+        row(0.01, 8.0, wanted="4 of 5"),
+        *(row(0.1, 8.0, kind=kind, seeds=2) for kind in ("spaceless", "wrong-case", "truncated")),
+        row(0.0, 8.0, seeds=12, wanted="at most 5%"),
+        *(row(share, 8.0, of_words, seeds=1) for share in SHARES),
+    )
+
+
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """As Markdown."""
+    lines = [
+        "| bug | sentences affected | model | epsilon | rounds, weights | named | first | named otherwise |"
+        " top 10 with a space | wanted |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for r in results:
+        clean = r["bug"] == "none"
+        named, first = ("-", "-") if clean else (f"{r['named']} of {r['tried']}", f"{r['first']} of {r['tried']}")
+        otherwise = f"{r['named_otherwise']} of {r['tried']}" + (" pairs" if clean else "")
+        spaces = [sum(pair["top"]) for pair in r["pairs"] if "top" in pair]
+        spread = f"{min(spaces)} to {max(spaces)}, median {statistics.median(spaces):g}" if spaces else "-"
+        lines.append(
+            f"| {r['bug']} | {r['affected']:.0%} | {r['split']} | {r['epsilon']:.2f} |"
+            f" {r['rounds']}, {r['weights']:,} | {named} | {first} | {otherwise} | {spread} | {r['wanted']} |"
+        )
+    return "\n".join([*lines, ""])
+
+
+def by_position(chosen: Sequence[Row], out: pathlib.Path) -> str:
+    """The share of unknown words by position, and over all, for every model of words: figure 4 and table 6."""
+    lines = [
+        f"| sentences affected | {' | '.join(f'position {place + 1}' for place in range(POSITIONS))} | all |",
+        "|---" * (POSITIONS + 2) + "|",
+    ]
+    for row, side in [(row, side) for row in chosen if row.how == "words" for side in (HEALTHY, SUSPICIOUS)]:
+        drawn = [Texts.open(t.file(out)) for t in trials([row]) if t.side == side and t.file(out).exists()]
+        for texts in drawn:
+            hits, totals = wordings.unknown_by_position(texts, POSITIONS)
+            rates = [f"{hit / max(total, 1):.2%}" for hit, total in zip(hits, totals, strict=True)]
+            share = row.fraction if side == SUSPICIOUS else 0.0
+            lines.append(f"| {share:.0%} | {' | '.join(rates)} | {wordings.unknown_rate(texts):.2%} |")
+    return "\n".join([*dict.fromkeys(lines), ""])
+
+
+def unknown_words(path: pathlib.Path, vocabulary: words.Vocabulary, width: int) -> collections.Counter[str]:
+    """The true counts of the words outside a vocabulary, cut as a model sees them; of text that may be seen."""
+    counts: collections.Counter[str] = collections.Counter()
+    for sentence in sentences_of(path):
+        counts.update(
+            words.unspelled(words.spelled(token, width)) for token in words.tokens(sentence) if token not in vocabulary
+        )
+    return counts
+
+
+def precision_and_recall(texts: Texts, true: collections.Counter[str], top: int) -> tuple[float, float]:
+    """Of the likeliest generated words, how many are among the true ones; and of the top true ones, how many appear."""
+    found = list(wordings.probable(texts))
+    wanted = {word for word, _ in true.most_common(top)}
+    precision = sum(word in true for word in found[:top]) / top
+    return precision, len(wanted & set(found[:top])) / top

@@ -1,0 +1,233 @@
+"""PRIVATE. Lists of known words: counted in public text, or learnt from private text by a charged release.
+
+Learning costs budget: the whole plan is set aside before any sentence is read, and a word is seen only if it came
+through the door. The noise is made from a secret that is never written down, so that an interrupted release cannot
+be asked again: what it had charged is lost, the rest is returned.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import pathlib
+import secrets
+from typing import Any
+
+import numpy as np
+
+from fedlens import readers, text_preparation, words
+from fedlens.algorithms.heavy_words import HeavyWords
+from fedlens.inspection.samples import provenance
+from fedlens.ledger import Account, Item, Ledger, Spending, guarantee
+from fedlens.population import DataError, Population
+from fedlens.privacy import Everyone, Guarantee, L2Clip, Plan
+from fedlens.randomness import Randomness
+from fedlens.simulation import Engine, SimulatedCurator
+from fedlens.words import Vocabulary
+
+STAGE = "words"
+# A word holds neither spaces nor control characters, and these bytes stand in no UTF-8.
+ALPHABET = tuple(sorted({*range(0x21, 0xF5)} - {0x7F, 0xC0, 0xC1}))
+CLEAR = 3.0  # standard deviations of noise that a prefix must exceed at the very least
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Learning:
+    """What is asked of private text, and what it may cost: public settings only.
+
+    >>> asked = Learning(data="talk.jsonl", epsilon=8.0, delta=1e-6, population=1000, users=900)
+    >>> asked.plan.releases, asked.name, asked.guarantee.headline
+    (17, 'talk.jsonl', 'epsilon 8.00 at delta 1e-06 per user (add/remove)')
+    """
+
+    data: str  # a .jsonl or .jsonl.gz file or a folder of them, or a population folder
+    epsilon: float
+    delta: float
+    population: int  # a public upper bound on all users
+    users: int  # a public guess at how many there are: the divisor
+    size: int = 10_000
+    longest: int = 16  # bytes of a word; longer ones cannot be found
+    tokenizer: str = "plain"
+    user_key: str = "user"
+    text_key: str = "text"
+    population_name: str | None = None  # in the ledger; by default that of the file
+    words_per_user: int = 512  # of more, a random choice
+
+    def __post_init__(self) -> None:
+        if not (1e-3 <= self.epsilon <= 1e4 and 0 < self.delta < 1):
+            raise ValueError("Expected epsilon between 0.001 and 10000, and delta between 0 and 1.")
+        if min(self.size, self.longest, self.users, self.words_per_user) < 1:
+            raise ValueError("Expected size, longest, users and words_per_user >= 1.")
+        if self.users > self.population:
+            raise ValueError(f"Expected users={self.users} <= population={self.population}.")
+        words.tokenizer(self.tokenizer)  # or it says which there are
+
+    @property
+    def name(self) -> str:
+        """Whose budget it draws on: the same name as that of a recipe on these data."""
+        return self.population_name or pathlib.Path(self.data).name
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """One release for every byte of a word, and one for its end."""
+        plan = Plan(
+            sampling=Everyone(),
+            bound=L2Clip(norm=1.0),
+            noise_multiplier=1.0,
+            releases=self.longest + 1,
+            expected_contributors=float(self.users),
+        )
+        return plan.calibrated(self.epsilon, self.delta)
+
+    @property
+    def algorithm(self) -> HeavyWords:
+        # A user's marks add up to at most the root of their number: more prefixes than this cannot all stand out.
+        standing_out = math.sqrt(self.words_per_user) * self.population / (CLEAR * self.plan.stddev)
+        return HeavyWords(
+            noise=self.plan.stddev / self.plan.expected_contributors,
+            width=self.longest + 2,
+            most=max(1, min(self.size, math.ceil(standing_out))),
+            alphabet=ALPHABET,
+            examples_per_unit=self.words_per_user,
+        )
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all settings: what a reviewer approves."""
+        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
+
+    def account(self, run: str, simulated: bool) -> Account:
+        return Account(run=run, population=self.name, partition=run, simulated=simulated)
+
+    def item(self, run: str = "vocabulary", simulated: bool = False) -> Item:
+        """What it asks of the ledger."""
+        return Item(account=self.account(run, simulated), stage=STAGE, plan=self.plan)
+
+    def spending(self, run: str = "vocabulary", simulated: bool = False) -> Spending:
+        """Of the whole plan. It may end early, which depends on the data: so the price that is told does not."""
+        return Spending(account=self.account(run, simulated), plans=(self.plan,))
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return guarantee([self.spending()], self.delta)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        if self.delta <= 1 / self.population:
+            return ()
+        told = f"delta {self.delta:g} is above 1/{self.population}"
+        return (f"{told}: take delta well below 1 / population, or one whole record may be published",)
+
+
+def counted(text: pathlib.Path, to: pathlib.Path, *, size: int, tokenizer: str = "plain") -> Vocabulary:
+    """The most frequent words of PUBLIC text, written to a new file."""
+    _check_new(to)
+    if size < 1:
+        raise ValueError(f"Expected size={size} >= 1.")
+    made = words.counted(readers.sentences_of(text), size, tokenizer, text.name)
+    if not made.words:
+        raise ValueError(f"Expected words in {text.name}; there are none.")
+    made.save(to)
+    return made
+
+
+def learned(
+    asked: Learning,
+    to: pathlib.Path,
+    *,
+    address: str | pathlib.Path,
+    seed: int | None = None,
+    device: str = "cpu",
+    why: str = "",
+) -> Vocabulary:
+    """The frequent words of private text, written to a new file with what they cost; most frequent first.
+
+    Formal guarantee: the list is post-processing of the releases of `asked.plan`, reserved before any data is read.
+    """
+    _check_new(to)
+    if seed is None and ":" in asked.tokenizer:
+        raise ValueError("Expected --simulate with a tokenizer of one's own: its code sees every private sentence.")
+    if not pathlib.Path(asked.data).exists():
+        raise DataError(f"Expected private data at {asked.data}; there is nothing.")
+    run, randomness = f"vocabulary-{secrets.token_hex(3)}", Randomness.secret()
+    if seed is not None:
+        randomness = Randomness.seeded(seed)
+    book = Ledger(address)
+    book.reserve([asked.item(run, randomness.simulated)], recipe=asked.digest, why=why, new=True)
+    try:
+        found = _released(asked, run, book, randomness, device)
+        found.save(to, _facts(asked, asked.spending(run, randomness.simulated), book))
+        book.close(run, found.digest)
+    except BaseException:
+        book.close(run)  # what was not charged is returned
+        raise
+    return found
+
+
+def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, device: str) -> Vocabulary:
+    algorithm = asked.algorithm
+    curator = SimulatedCurator(
+        _rows(asked),
+        asked.plan,
+        ledger=book,
+        account=asked.account(run, randomness.simulated),
+        randomness=randomness,
+        stage=STAGE,
+        examples_per_unit=algorithm.examples_per_unit,
+        # A seed promises the same list again, and chunks round differently: with one, the engine is not measured.
+        engine=Engine.repeatable(device) if randomness.simulated else None,
+        device=device,
+    )
+    state = algorithm.start()
+    for later in algorithm.run(curator, state):
+        state = later
+    cost = guarantee([asked.spending(run, randomness.simulated)], asked.delta).headline
+    found = algorithm.vocabulary(state, f"{cost}, beside what the models cost")
+    if not found.words:
+        raise ValueError(
+            f"Expected words that stand out of the noise; none did. {curator.charged} of {asked.plan.releases} releases"
+            " are spent. Take a larger epsilon, more users or public text (fedlens vocabulary count)."
+        )
+    return dataclasses.replace(found, words=found.words[: asked.size])
+
+
+def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
+    """What stands beside the list, so that its price can be computed again."""
+    settings = dataclasses.asdict(asked)
+    return provenance(spending, asked.delta) | {"settings": settings, "ledger_head": book.head()}
+
+
+def _rows(asked: Learning) -> Population:
+    """PRIVATE. The different tokens of every user, spelled; one user after the other."""
+    sentences = _read(asked)
+    if len(sentences) > asked.population:
+        raise DataError(f"Expected at most population={asked.population} users, as declared; the data hold more.")
+    split, width = words.tokenizer(asked.tokenizer), asked.longest + 2
+    rows, counts = [_blank(width)], []
+    for start, count in zip(sentences.starts, sentences.counts, strict=True):
+        said = text_preparation.said(np.asarray(sentences.columns["text"][start : start + count]), split)
+        different = dict.fromkeys(token for tokens in said for token in tokens if token)
+        rows += [words.spelled(token, width)[None] for token in different]
+        counts.append(len(different))
+    return Population.from_arrays(asked.name, {"x": np.concatenate(rows)}, np.array(counts, np.int64))
+
+
+def _blank(width: int) -> np.ndarray:
+    return np.zeros((0, width), words.spelled("", width).dtype)
+
+
+def _read(asked: Learning) -> Population:
+    path = pathlib.Path(asked.data)
+    if (path / "population.json").exists():
+        return text_preparation.folder_of_text(path)
+    return readers.text(path, user=asked.user_key, text=asked.text_key)
+
+
+def _check_new(to: pathlib.Path) -> None:
+    """Before anything is spent."""
+    for path in (to, pathlib.Path(f"{to}.json")):
+        if path.exists():
+            raise ValueError(f"Expected no file at {path}; it would be overwritten.")
+    if not to.absolute().parent.is_dir():
+        raise ValueError(f"Expected a folder to write {to.name} to; {to.parent} is none.")

@@ -1,0 +1,497 @@
+"""Text from recipe to report: one group with a baseline, two by attribute; interrupted, priced, compared, sampled."""
+
+import contextlib
+import dataclasses
+import io
+import json
+import sqlite3
+import sys
+import tomllib
+import types
+
+import pytest
+import torch
+from toy_recipes import TINY
+from toy_texts import KNOWN, PAIR, written
+
+from fedlens import cli, runs, words
+from fedlens.inspection import Model, TextModel, Texts
+from fedlens.ledger import Ledger, guarantee
+from fedlens.recipes import Recipe, RecipeError
+from fedlens.runs import Run
+from fedlens.simulation import Engine
+
+
+@pytest.fixture(autouse=True, scope="module")
+def steady():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
+        yield
+
+
+def fedlens(*arguments):
+    """Runs the command line in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+    return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())
+
+
+def ran(folder, *options):
+    return fedlens("run", folder / "recipe.toml", "--out", folder / "out", *options)
+
+
+def run_folder(folder):
+    (found,) = (folder / "out").glob("toy-*")
+    return found
+
+
+def finished(folder, *options, **parts):
+    """A run of the toy recipe, through the command line."""
+    done = ran(written(folder, **parts), "--simulate", 3, *options)
+    assert done.code == 0, done.err
+    return run_folder(folder)
+
+
+def executed(folder, *overrides, seed=3, **parts):
+    recipe = Recipe.open(written(folder, **parts) / "recipe.toml", overrides)
+    run = Run.created(recipe, folder / "out", address=folder / "out" / "ledger.sqlite", seed=seed, device="cpu")
+    return run, run.executed(lambda *facts: None)
+
+
+def charges(folder):
+    """How many releases the ledger holds, by model and stage."""
+    with sqlite3.connect(folder / "out" / "ledger.sqlite") as book:
+        rows = book.execute("select run, stage, count(*) from entries where kind = 'release' group by run, stage")
+        return {(run.partition("/")[2], stage): count for run, stage, count in rows}
+
+
+def opened(folder, *names):
+    return [TextModel.open(folder / name / "model.safetensors") for name in names]
+
+
+def assert_same(left, right):
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory, steady):
+    return finished(tmp_path_factory.mktemp("single"))
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory, steady):
+    return finished(tmp_path_factory.mktemp("pair"), selections=PAIR)
+
+
+@pytest.fixture(scope="module")
+def spoken(tmp_path_factory, steady):
+    """A model of words: of whole sentences."""
+    return finished(tmp_path_factory.mktemp("spoken"), text='model = "words"')
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory, steady):
+    """A model of images."""
+    folder = tmp_path_factory.mktemp("drawn")
+    (folder / "recipe.toml").write_text(TINY.replace('"tiny"', '"toy"').replace("rounds = 4", "rounds = 1"))
+    assert ran(folder, "--simulate", 0).code == 0
+    return run_folder(folder) / "all"
+
+
+# What a run leaves
+
+
+def test_a_finished_folder_holds_everything_and_nothing_else(single):
+    assert {str(path.relative_to(single)) for path in single.rglob("*") if path.is_file()} == {
+        *("recipe.toml", "run.json", "plan.json", "statement.md", "beside.json"),
+        *("all/count.json", "all/metrics.jsonl", "all/model.safetensors"),
+        *("samples/all.safetensors", "report.html", "report.json", "MANIFEST.json"),
+    }
+
+
+def test_the_recipe_of_a_run_is_whole(single):
+    again = Recipe.open(single / "recipe.toml")
+    assert again.digest == json.loads((single / "run.json").read_text())["recipe_sha256"]
+    assert again.text.width == 10
+
+
+STAGES = {"count": 1, "train": 2}
+
+
+STAGES = {"count": 1, "train": 2}
+
+
+def test_everybody_is_counted_once_and_trained_on_in_every_round(single, pair):
+    assert charges(single.parent.parent) == {("all", "count"): 1, ("all", "train"): 2}
+    assert charges(pair.parent.parent) == {(name, stage): n for name in ("new", "old") for stage, n in STAGES.items()}
+
+
+def test_samples_are_those_of_the_model_with_its_guarantee(single):
+    (model,) = opened(single, "all")
+    samples = Texts.open(single / "samples" / "all.safetensors")
+    assert samples.sequences.shape == (200, 12)
+    assert samples.vocabulary == KNOWN
+    assert torch.equal(samples.sequences, model.sampled(200, seed=0).sequences)
+    assert samples.guarantee == guarantee([model.spending], 1e-5)
+    assert samples.guarantee.simulated
+
+
+def test_the_report_of_a_pair_has_the_words_of_both_and_where_the_vocabulary_is_from(pair):
+    report = json.loads((pair / "report.json").read_text())
+    assert [side["label"] for side in report["words"]] == ["new", "old"]
+    assert [run["label"] for run in report["runs"]] == ["new", "old"]
+    assert "known.txt" in report["provenance"]["vocabulary"]
+    assert report["hypotheses"]
+    assert report["sentences"] == []
+    for side in report["words"]:
+        for row in side["rows"]:
+            assert row.keys() == {"word", "probability", "flags", "lift", "new"}
+            assert row["probability"] >= 1e-4
+
+
+def test_the_report_of_sentences_has_sentences(spoken):
+    report = json.loads((spoken / "report.json").read_text())
+    (side,) = report["sentences"]
+    assert report["words"] == []
+    shown = {piece["text"] for example in side["examples"] for piece in example}
+    assert shown <= {*KNOWN, ""}
+    assert "Unknown words by position" in [chart["title"] for chart in report["charts"]]
+
+
+def test_the_guarantee_of_a_pair_covers_both_models(tmp_path):
+    """Disjoint groups: the dearer of the two; and the plan is kept."""
+    run, report = executed(tmp_path, selections=PAIR)
+    models = opened(run.folder, "new", "old")
+    assert report.guarantee == run.promised()
+    assert report.guarantee == guarantee([model.spending for model in models], 1e-5)
+    assert report.guarantee.epsilon == pytest.approx(8.0, abs=0.01)
+
+
+OVERLAPPING = PAIR.replace("values = [0]", "values = [0, 1]")
+
+
+def test_two_groups_that_may_share_users_cost_both(tmp_path):
+    run, report = executed(tmp_path, selections=OVERLAPPING, more='attributes = ["version"]')
+    models = opened(run.folder, "new", "old")
+    assert report.guarantee.epsilon == pytest.approx(8.0, abs=0.01)
+    assert report.guarantee.epsilon > max(guarantee([model.spending], 1e-5).epsilon for model in models) + 1
+
+
+def test_a_group_of_too_few_gets_no_model_and_is_still_paid_for(tmp_path):
+    done = ran(written(tmp_path, selections=PAIR), "--simulate", 3, "--set", "privacy.minimum_users=40")
+    assert done.code == 0, done.err
+    assert "fewer than 40" in done.out
+    assert charges(tmp_path) == {("new", "count"): 1, ("old", "count"): 1}
+    assert not list(run_folder(tmp_path).rglob("*.safetensors"))
+
+
+def test_users_without_unknown_words_are_not_counted(tmp_path):
+    """The head count is of who holds anything to learn from."""
+    known = [{"user": f"u{user:02d}", "text": ["the court said"]} for user in range(59)]
+    rest, more = [{"user": "v", "text": ["ember"]}], ("--set", "privacy.epsilon=100")
+    done = ran(written(tmp_path, known + rest), "--simulate", 3, "--set", "privacy.count_noise=0.1", *more)
+    assert done.code == 0, done.err
+    counted = json.loads((run_folder(tmp_path) / "all" / "count.json").read_text())["noisy_users"]
+    assert abs(counted - 1) < 1
+
+
+def test_planted_users_are_told_apart_by_their_mark(tmp_path):
+    bug = 'bug = { kind = "concatenated", fraction = 0.5, mark = "version" }'
+    folder = finished(tmp_path, selections=PAIR, more=bug)
+    assert {path.name for path in (folder / "samples").iterdir()} == {"new.safetensors", "old.safetensors"}
+
+
+@pytest.mark.parametrize("text", ["", 'model = "words"'])
+def test_a_model_that_diverged_still_ends_in_a_report(tmp_path, text):
+    wild = "training.server.rate=1e38", "privacy.rounds=12"
+    run, report = executed(tmp_path, *wild, selections=PAIR, text=text)
+    assert report.findings == ()
+    told = [warning for warning in report.warnings if "diverged" in warning]
+    assert {warning.partition(":")[0] for warning in told} == {"new", "old"}
+    assert not any(side["rows"] for side in report.words)
+    json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_a_model_of_weights_that_are_no_numbers_writes_nothing(single, tmp_path):
+    (model,) = opened(single, "all")
+    broken = dataclasses.replace(model, parameters=model.parameters | {"output.bias": torch.full((258,), torch.nan)})
+    assert broken.sampled(5, seed=0).words == {("", True): 5}
+    (tmp_path / "broken").mkdir()
+    broken.save(tmp_path / "broken" / "model.safetensors")
+    done = fedlens("report", tmp_path / "broken")
+    assert done.code == 0, done.err
+    assert "diverged" in done.out
+    (side,) = json.loads((tmp_path / "broken" / "report.json").read_text())["words"]
+    assert side["rows"] == []
+
+
+# The same end, whatever happens on the way
+
+
+def interrupted(monkeypatch, owner, name, when=lambda *given, **named: True, after=False):
+    """Presses Ctrl-C once, when `owner.name` is called (or has answered)."""
+    plain, pressed = getattr(owner, name), []
+
+    def call(*given, **named):
+        if pressed or not when(*given, **named):
+            return plain(*given, **named)
+        pressed.append(True)
+        if after:
+            plain(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def asked_for(stage, run=""):
+    return lambda curator, question: curator._stage == stage and curator._account.run.endswith(run)
+
+
+MOMENTS = {
+    "reading": (runs.preparation.text_preparation, "population", lambda recipe: True, True),
+    "counting": (runs.SimulatedCurator, "_bounded_sum", asked_for("count"), False),
+    "warming": (Recipe, "start", lambda recipe: True, False),
+    "training": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), False),
+    "training, answered": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), True),
+    "counting the second": (runs.SimulatedCurator, "_bounded_sum", asked_for("count", "/old"), False),
+    "training the second": (runs.SimulatedCurator, "_bounded_sum", asked_for("train", "/old"), False),
+    "saving a model": (TextModel, "save", lambda *given: True, True),
+    "sampling": (TextModel, "sampled", lambda *given: True, True),
+    "comparing": (runs, "contrast_texts", lambda *sides, **options: True, False),
+    "after the report": (runs.Report, "save", lambda *given: True, True),
+    "closing": (Ledger, "close", lambda *given: True, True),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_interrupted_at_any_moment_ends_the_same_and_pays_once(tmp_path, monkeypatch, pair, moment):
+    owner, name, when, after = MOMENTS[moment]
+    interrupted(monkeypatch, owner, name, when, after)
+    first = ran(written(tmp_path, selections=PAIR), "--simulate", 3)
+    assert first.code == 130, first.err
+    assert "--resume" in first.err
+    done = fedlens("run", "--resume", run_folder(tmp_path), "--json")
+    assert done.code == 0, done.err
+    assert charges(tmp_path) == charges(pair.parent.parent)
+    for mine, theirs in zip(opened(run_folder(tmp_path), "new", "old"), opened(pair, "new", "old"), strict=True):
+        assert_same(mine.parameters, theirs.parameters)
+    same = ("words", "numbers", "charts", "hypotheses", "findings", "warnings", "guarantee")
+    whole = json.loads((pair / "report.json").read_text())
+    assert {key: json.loads(done.out)[key] for key in same} == {key: whole[key] for key in same}
+
+
+@pytest.mark.parametrize("change", ["data", "vocabulary"])
+def test_a_run_whose_data_or_known_words_changed_does_not_go_on(tmp_path, monkeypatch, change):
+    interrupted(monkeypatch, runs.SimulatedCurator, "_bounded_sum", asked_for("train"))
+    assert ran(written(tmp_path), "--simulate", 3).code == 130
+    before = charges(tmp_path)
+    name, old, new = {"data": ("d.jsonl", "ember", "timber"), "vocabulary": ("known.txt", "court", "ember")}[change]
+    (tmp_path / name).write_text((tmp_path / name).read_text().replace(old, new))
+    done = fedlens("run", "--resume", run_folder(tmp_path))
+    assert done.code == 2
+    assert "changed" in done.err
+    assert charges(tmp_path) == before
+
+
+# A baseline
+
+
+def with_baseline(folder):
+    return f'baseline = "{folder}"'
+
+
+def test_one_group_is_compared_with_an_earlier_model_and_both_are_paid_for(tmp_path, single):
+    run, report = executed(tmp_path, text=with_baseline(single / "all"), seed=4)
+    (mine,), (theirs,) = opened(run.folder, "all"), opened(single, "all")
+    assert [told["run"] for told in report.runs] == [f"{run.name}/all", f"{single.name}/all"]
+    assert report.guarantee == guarantee([mine.spending, theirs.spending], 1e-5)
+    assert report.guarantee.epsilon > run.promised().epsilon + 1
+    assert report.hypotheses
+    assert [side["label"] for side in report.words] == ["all", "all"]
+
+
+def test_a_model_compared_with_itself_shows_no_finding(tmp_path, single):
+    done = ran(written(tmp_path, text=with_baseline(single / "all")), "--simulate", 3, "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert report["findings"] == []
+    (distance,) = [row["left"] for row in report["numbers"] if row["name"] == "distance of shapes"]
+    assert distance == 0
+
+
+@pytest.fixture
+def baselines(tmp_path, single, spoken, drawn):
+    """Folders that no model of this recipe could be compared with."""
+    odd = tmp_path / "baselines"
+    for name in ("nothing", "damaged", "narrow", "other words"):
+        (odd / name).mkdir(parents=True)
+    (odd / "damaged" / "model.safetensors").write_bytes(b"half")
+    (model,) = opened(single, "all")
+    dataclasses.replace(model, width=9).save(odd / "narrow" / "model.safetensors")
+    dataclasses.replace(model, vocabulary=KNOWN[::-1]).save(odd / "other words" / "model.safetensors")
+    missing = {"missing": odd / "missing", "images": drawn, "words": spoken / "all", "a run": single}
+    return missing | {path.name: path for path in odd.iterdir()}
+
+
+ODD = ("missing", "nothing", "damaged", "a run", "images", "words", "other words", "narrow")
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_baseline_that_cannot_be_compared_is_refused_before_anything_is_set_aside(tmp_path, baselines, name):
+    done = ran(written(tmp_path, text=with_baseline(baselines[name])))
+    assert done.code == 2, done.err
+    assert done.err.splitlines()[-1].startswith("Expected ")
+    assert not list((tmp_path / "out").glob("toy-*"))
+    assert not (tmp_path / "out" / "ledger.sqlite").exists() or Ledger(tmp_path / "out" / "ledger.sqlite").runs() == []
+
+
+def test_a_baseline_goes_with_one_group(tmp_path, single):
+    with pytest.raises(RecipeError, match="baseline goes with one selection"):
+        Recipe.open(written(tmp_path, selections=PAIR, text=with_baseline(single / "all")) / "recipe.toml")
+
+
+def test_a_group_of_too_few_has_nothing_to_compare_with_its_baseline(tmp_path, single):
+    written(tmp_path, text=with_baseline(single / "all"))
+    done = ran(tmp_path, "--simulate", 3, "--set", "privacy.minimum_users=40")
+    assert done.code == 0, done.err
+    assert "fewer than 40" in done.out
+
+
+# The other commands
+
+
+def test_two_models_of_text_are_compared_for_free(tmp_path, pair):
+    before = charges(pair.parent.parent)
+    done = fedlens("compare", pair / "new", pair / "old", "--to", tmp_path / "report", "--json")
+    assert done.code == 0, done.err
+    report = json.loads(done.out)
+    assert [side["label"] for side in report["words"]] == ["new", "old"]
+    assert report["guarantee"]["epsilon"] == json.loads((pair / "report.json").read_text())["guarantee"]["epsilon"]
+    assert (tmp_path / "report" / "report.html").exists()
+    assert charges(pair.parent.parent) == before
+
+
+def test_a_model_of_text_is_not_compared_with_one_of_images(tmp_path, pair, drawn):
+    for sides in ([pair / "new", drawn], [drawn, pair / "new"]):
+        done = fedlens("compare", *sides, "--to", tmp_path / "report")
+        assert done.code == 2
+        assert "Expected two models of images, or two of text." in done.err
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("name", ["words", "other words", "narrow"])
+def test_models_that_speak_of_different_things_are_not_compared(tmp_path, single, baselines, name):
+    done = fedlens("compare", single / "all", baselines[name], "--to", tmp_path / "report")
+    assert done.code == 2
+    assert "Expected texts of one kind" in done.err
+
+
+def test_there_is_no_primary_model_of_text(tmp_path, pair):
+    done = fedlens("compare", pair / "new", pair / "old", "--model", pair / "new", "--to", tmp_path / "report")
+    assert done.code == 2
+    assert "no primary model of text" in done.err
+
+
+def test_a_report_is_shown_again_and_one_of_a_single_model_made(single, pair):
+    assert fedlens("report", pair).code == 0
+    done = fedlens("report", single / "all", "--json")
+    assert done.code == 0, done.err
+    (side,) = json.loads(done.out)["words"]
+    assert side["label"] == "all"
+    for path in (single / "all").glob("report.*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize("kind", ["spelling", "words"])
+def test_samples_are_drawn_with_their_guarantee_and_listed_to_look_at(tmp_path, single, spoken, kind):
+    model = (single if kind == "spelling" else spoken) / "all"
+    done = fedlens("sample", model, "--count", 300, "--seed", 5, "--to", tmp_path / "drawn.safetensors", "--json")
+    assert done.code == 0, done.err
+    samples = Texts.open(tmp_path / "drawn.safetensors")
+    assert samples.kind == kind
+    assert len(samples.sequences) == 300
+    assert json.loads(done.out)["guarantee"] == samples.guarantee.to_dict()
+    shown = (tmp_path / "drawn.txt").read_text().splitlines()
+    if kind == "words":
+        assert {word for line in shown for word in line.split()} <= {*KNOWN, "<unknown>"}
+    else:
+        assert all(float(line.split("\t")[0]) >= 1e-4 for line in shown)
+
+
+def test_samples_are_not_written_over_their_list(single, tmp_path):
+    done = fedlens("sample", single / "all", "--to", tmp_path / "drawn.txt")
+    assert done.code == 2
+    assert not (tmp_path / "drawn.txt").exists()
+
+
+def test_an_image_model_is_still_opened_as_one(drawn):
+    assert isinstance(runs.opened(drawn / "model.safetensors"), Model)
+
+
+# Plan and init
+
+
+def test_a_plan_reads_no_data(tmp_path):
+    written(tmp_path)
+    (tmp_path / "d.jsonl").unlink()
+    done = fedlens("plan", tmp_path / "recipe.toml", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["guarantee"]["epsilon"] == pytest.approx(8.0, abs=0.01)
+
+
+def test_a_plan_chooses_what_is_left_open(tmp_path):
+    written(tmp_path)
+    text = (tmp_path / "recipe.toml").read_text()
+    (tmp_path / "recipe.toml").write_text(text.replace("rounds = 2\n", "").replace("clip = 0.5\n", ""))
+    recipe = Recipe.open(tmp_path / "recipe.toml")
+    assert recipe.guarantee(recipe.spendings()).epsilon == pytest.approx(8.0, abs=0.01)
+    assert fedlens("plan", tmp_path / "recipe.toml").code == 0
+
+
+@pytest.mark.parametrize("data", ["d.jsonl", "d.jsonl.gz", "people"])
+@pytest.mark.parametrize("baseline", [False, True])
+def test_init_writes_a_recipe_of_text_that_plan_accepts(tmp_path, single, monkeypatch, data, baseline):
+    monkeypatch.chdir(tmp_path)
+    words.Vocabulary(words=KNOWN, provenance="public list").save("my words.txt")
+    options = ["--baseline", single / "all"] if baseline else []
+    done = fedlens("init", "--task", "T3", "--data", data, "--vocab", "my words.txt", "--to", "t.toml", *options)
+    assert done.code == 0, done.err
+    values = tomllib.loads((tmp_path / "t.toml").read_text())
+    assert values["data"]["source"] == ("population" if data == "people" else "jsonl")
+    assert values["text"].get("baseline") == (str(single / "all") if baseline else None)
+    done = fedlens("plan", "t.toml")
+    assert done.code == 0, done.err
+
+
+def uncommented(template):
+    """The template with every setting that it suggests: lines such as `# width = 16`."""
+    lines = template.splitlines()
+    return "\n".join(line[2:] if line.startswith("# ") and " = " in line else line for line in lines)
+
+
+def problems(text):
+    try:
+        Recipe.parsed(text)
+    except RecipeError as error:
+        return str(error)
+    return ""
+
+
+def test_every_setting_that_the_template_suggests_is_one(tmp_path, monkeypatch):
+    """Alternatives exclude each other; but none may be unknown."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "known.txt").write_text("the\n")
+    fedlens("init", "--task", "T3", "--data", "d.jsonl", "--vocab", "known.txt", "--to", "t.toml")
+    text = (tmp_path / "t.toml").read_text().replace("# [", "[")
+    assert "unknown" not in problems(uncommented(text))
+    assert "unknown" in problems(uncommented(text).replace("width =", "breadth ="))
+
+
+def test_init_takes_words_with_text_only(tmp_path):
+    done = fedlens("init", "--task", "T1", "--vocab", "known.txt", "--to", tmp_path / "t.toml")
+    assert done.code == 2
+    assert not (tmp_path / "t.toml").exists()
