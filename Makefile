@@ -21,6 +21,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/noise.py
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/contrast.py
+	$(BIN)/python benchmarks/language.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
