@@ -78,7 +78,7 @@ MUTATIONS = {
     ),
     "the turns of correlated releases": (
         "ledger/book.py",
-        "(isinstance(plan, MatrixPlan) or plan.sampling.in_turn) and release != made",
+        "plan.in_turn and release != made",
         "plan.sampling.in_turn and release != made",
         "test_matrix_door.py::test_another_question_at_a_release_that_was_made_is_refused[3]",
     ),

@@ -311,7 +311,7 @@ def test_one_group_is_compared_with_an_earlier_model_and_both_are_paid_for(tmp_p
     assert report.guarantee == guarantee([mine.spending, theirs.spending], 1e-5)
     assert report.guarantee.epsilon > run.promised().epsilon + 1
     assert report.hypotheses
-    assert [side["label"] for side in report.words] == ["all", "all"]
+    assert [side["label"] for side in report.words] == ["all", "all, before"]
 
 
 def test_a_model_compared_with_itself_shows_no_finding(tmp_path, single):
@@ -495,3 +495,35 @@ def test_init_takes_words_with_text_only(tmp_path):
     done = fedlens("init", "--task", "T1", "--vocab", "known.txt", "--to", tmp_path / "t.toml")
     assert done.code == 2
     assert not (tmp_path / "t.toml").exists()
+
+
+# What must not pass for public
+
+
+@pytest.mark.parametrize("setting", ["text.public", "text.vocabulary"])
+def test_private_text_is_not_taken_for_public(tmp_path, setting):
+    written(tmp_path)
+    with pytest.raises(RecipeError, match="private data themselves"):
+        Recipe.open(tmp_path / "recipe.toml", [f"{setting}={tmp_path / 'd.jsonl'}"])
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "d.jsonl")
+    with pytest.raises(RecipeError, match="private data themselves"):
+        Recipe.open(tmp_path / "recipe.toml", [f"{setting}={tmp_path / 'link.jsonl'}"])
+
+
+@pytest.mark.parametrize("word", ["ember", "nobody-says-this"])
+def test_a_vocabulary_swapped_before_a_resume_is_refused_whatever_the_private_words(tmp_path, word):
+    """Were it refused only where rows change, one could ask which words the private text holds, for nothing."""
+    recipe = Recipe.open(written(tmp_path) / "recipe.toml")
+    run = Run.created(recipe, tmp_path / "out", address=tmp_path / "out" / "ledger.sqlite", seed=None, device="cpu")
+    with (tmp_path / "known.txt").open("a") as known:
+        known.write(f"{word}\n")
+    with pytest.raises(ValueError, match="public file it names, has changed"):
+        Run.opened(run.folder)
+
+
+def test_a_joint_guarantee_does_not_believe_that_two_files_hold_two_crowds(tmp_path):
+    account = Recipe.open(written(tmp_path) / "recipe.toml").spendings()[0]
+    renamed = dataclasses.replace(account, account=dataclasses.replace(account.account, run="june", population="june"))
+    same = dataclasses.replace(account, account=dataclasses.replace(account.account, run="june", partition="june"))
+    assert guarantee([account, renamed], 1e-5).epsilon == guarantee([account, same], 1e-5).epsilon
+    assert guarantee([account, renamed], 1e-5).epsilon > 1.2 * guarantee([account], 1e-5).epsilon
