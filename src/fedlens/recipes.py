@@ -250,7 +250,8 @@ class Recipe(Table):
     def digest(self) -> str:
         """Of the settings and of the public files of text they name: whoever approved a run approved those as well."""
         named = self.text and (self.text.vocabulary, self.text.public, f"{self.text.baseline}/model.safetensors")
-        held = [files.sha256(pathlib.Path(path)) for path in named or () if path and pathlib.Path(path).is_file()]
+        inside = (found for path in named or () if path for found in _files(pathlib.Path(path)))
+        held = [f"{found.name} {files.sha256(found)}" for found in inside]
         return hashlib.sha256("".join([self.model_dump_json(), *held]).encode()).hexdigest()
 
     def gan(self) -> Gan:
@@ -499,6 +500,11 @@ def to_toml(recipe: Recipe) -> str:
 
     table(recipe.model_dump(mode="json", exclude_none=True), "")
     return "\n".join([*lines, ""])
+
+
+def _files(path: pathlib.Path) -> list[pathlib.Path]:
+    """The file, or all files of the folder."""
+    return sorted(found for found in (path, *path.rglob("*")) if found.is_file())
 
 
 def _overlap(one: str, other: str) -> bool:
