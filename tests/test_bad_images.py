@@ -1,8 +1,6 @@
 """The image workflow under careless and hostile hands: clear errors, nothing lost, nothing spent, nothing told."""
 
-import contextlib
 import errno
-import io
 import json
 import re
 import sqlite3
@@ -13,10 +11,11 @@ import types
 import numpy as np
 import pytest
 import torch
+from command_line import fedlens, ran, standing
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fedlens import cli, data, files, preparation, runs, selection
+from fedlens import data, files, preparation, runs, selection
 from fedlens.inspection import Model, Samples, contrast
 from fedlens.ledger import Account, Ledger, Spending
 from fedlens.models.classifier import ConvClassifier, Primary
@@ -109,16 +108,6 @@ def steady():
         yield
 
 
-def fedlens(*arguments):
-    """Runs the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())
-
-
 def columns(**changes):
     rng = np.random.default_rng(0)
     made = {
@@ -162,22 +151,9 @@ def written(folder, selections=ALL, *, more="", privacy="", model="", rounds=2, 
     return folder
 
 
-def ran(folder, *options):
-    return fedlens("run", folder / "recipe.toml", "--out", folder / "out", *options)
-
-
 def run_folder(folder):
     (found,) = (folder / "out").glob("bad-*")
     return found
-
-
-def standing(folder):
-    """(epsilon spent, epsilon spent or reserved); zeros where nothing is."""
-    done = fedlens("ledger", "show", "--ledger", folder / "out" / "ledger.sqlite", "--json")
-    assert done.code == 0, done.err
-    found = [p for p in json.loads(done.out)["populations"] if p["population"] == "crowd"]
-    kinds = "spent", "spent_and_reserved"
-    return tuple((found[0][kind] or {"epsilon": 0})["epsilon"] if found else 0 for kind in kinds)
 
 
 def charges(folder):

@@ -1,9 +1,7 @@
 """The text workflow under careless and hostile hands: clear errors, nothing lost, nothing spent, nothing told."""
 
-import contextlib
 import dataclasses
 import html.parser
-import io
 import json
 import re
 import sys
@@ -13,9 +11,10 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
+from command_line import fedlens, ran, standing
 from toy_texts import ALL, KNOWN, PAIR, lines, written
 
-from fedlens import cli, readers, text_preparation, words
+from fedlens import readers, text_preparation, words
 from fedlens.algorithms.warm_start import warmed
 from fedlens.inspection import TextModel, Texts
 from fedlens.ledger import Account, Spending
@@ -37,32 +36,9 @@ def steady():
         yield
 
 
-def fedlens(*arguments):
-    """Runs the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())
-
-
-def ran(folder, *options):
-    return fedlens("run", folder / "recipe.toml", "--out", folder / "out", *options)
-
-
 def run_folder(folder):
     (found,) = (folder / "out").glob("toy-*")
     return found
-
-
-def standing(folder):
-    """(epsilon spent, epsilon spent or reserved); zeros where nothing is."""
-    done = fedlens("ledger", "show", "--ledger", folder / "out" / "ledger.sqlite", "--json")
-    assert done.code == 0, done.err
-    found = [p for p in json.loads(done.out)["populations"] if p["population"] == "crowd"]
-    kinds = "spent", "spent_and_reserved"
-    return tuple((found[0][kind] or {"epsilon": 0})["epsilon"] if found else 0 for kind in kinds)
 
 
 def assert_refused(done, *told):

@@ -1,20 +1,17 @@
 """Text from recipe to report: one group with a baseline, two by attribute; interrupted, priced, compared, sampled."""
 
-import contextlib
 import dataclasses
-import io
 import json
 import sqlite3
-import sys
 import tomllib
-import types
 
 import pytest
 import torch
+from command_line import fedlens, ran
 from toy_recipes import TINY
 from toy_texts import KNOWN, PAIR, written
 
-from fedlens import cli, runs, words
+from fedlens import runs, words
 from fedlens.inspection import Model, TextModel, Texts
 from fedlens.ledger import Ledger, guarantee
 from fedlens.recipes import Recipe, RecipeError
@@ -27,20 +24,6 @@ def steady():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
         yield
-
-
-def fedlens(*arguments):
-    """Runs the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())
-
-
-def ran(folder, *options):
-    return fedlens("run", folder / "recipe.toml", "--out", folder / "out", *options)
 
 
 def run_folder(folder):
@@ -519,6 +502,21 @@ def test_a_vocabulary_swapped_before_a_resume_is_refused_whatever_the_private_wo
         known.write(f"{word}\n")
     with pytest.raises(ValueError, match="public file it names, has changed"):
         Run.opened(run.folder)
+
+
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_public_text_is_part_of_what_was_approved(tmp_path, folder):
+    written(tmp_path)
+    public = tmp_path / "public" / "a.jsonl" if folder else tmp_path / "public.txt"
+    public.parent.mkdir(exist_ok=True)
+    named = public.parent if folder else public
+    digests = []
+    for word in ("the", "ember"):
+        public.write_text(json.dumps({"user": "donor", "text": [word]}) + "\n" if folder else f"{word}\n")
+        values = tomllib.loads((tmp_path / "recipe.toml").read_text())
+        del values["text"]["vocabulary"]
+        digests.append(Recipe.validated(values, [f"text.public={named}"]).digest)
+    assert digests[0] != digests[1]
 
 
 def test_a_joint_guarantee_does_not_believe_that_two_files_hold_two_crowds(tmp_path):
