@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import gzip
+import hashlib
 import json
 import pathlib
 import random
@@ -51,6 +52,10 @@ def rows(source, tmp_path):
     return [dataclasses.replace(row, sets=(*row.sets, *TINY), seeds=2) for row in made]
 
 
+def drawn(name):
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big") / 2**56
+
+
 def held(path):
     return {json.loads(line)["user"] for line in path.read_text().splitlines()}
 
@@ -66,7 +71,9 @@ def test_donors_and_users_share_nobody_and_each_is_sorted_by_the_own_name(source
     there, fewer = (held(tmp_path / name / "users.jsonl") for name in ("all", "fewer"))
     assert 40 < len(there) < 60
     assert fewer == there - {json.loads(line)["user"] for line in lines[:7]}
-    assert len((tmp_path / "all" / "public.txt").read_text().splitlines()) == 5 * len(everybody - there)
+    said = {name: (tmp_path / "all" / name).read_text().splitlines() for name in ("public.txt", "held_out.txt")}
+    assert sum(map(len, said.values())) == 5 * len(everybody - there)
+    assert len(said["held_out.txt"]) == 5 * sum(drawn(name) < text_experiments.HELD_OUT_SHARE for name in everybody) > 0
 
 
 def test_the_sides_are_the_same_users_with_and_without_the_bug(rows):

@@ -237,7 +237,7 @@ def asked_for(stage, run=""):
 MOMENTS = {
     "reading": (runs.preparation.text_preparation, "population", lambda recipe: True, True),
     "counting": (runs.SimulatedCurator, "_bounded_sum", asked_for("count"), False),
-    "warming": (Recipe, "start", lambda recipe: True, False),
+    "warming": (Recipe, "start", lambda *given: True, False),
     "training": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), False),
     "training, answered": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), True),
     "counting the second": (runs.SimulatedCurator, "_bounded_sum", asked_for("count", "/old"), False),

@@ -4,7 +4,6 @@ A row of the table is a recipe with some settings changed, tried with several se
 plan train together, in one vectorised run; two that would be trained on the very same users with the same seed are one.
 """
 
-import collections
 import dataclasses
 import functools
 import hashlib
@@ -21,7 +20,7 @@ import torch
 
 from fedlens import files, preparation, trees
 from fedlens.algorithms import run_together
-from fedlens.inspection import Samples, Texts, contrast, contrast_texts
+from fedlens.inspection import Samples, TextModel, Texts, contrast, contrast_texts
 from fedlens.ledger import Ledger
 from fedlens.population import Population
 from fedlens.randomness import Randomness
@@ -30,9 +29,10 @@ from fedlens.runs import SAMPLED, model_of, present
 from fedlens.simulation import Engine, SimulatedCurator, Together
 
 UNITS = 700  # of all models together, at once: 26 GB on a GPU with the largest critic, twice while it is recorded
-TEXT_UNITS = 3000  # about 12 GB with a small language model
+TEXT_UNITS = {"spelling": 3000, "words": 300}  # 21 and 15 GB with the small language models
 SUSPICIOUS, HEALTHY = "low", "high"  # the selections of every recipe here
 TOP = 10
+TOLD = 50  # rounds between two lines of progress
 SLICES = tuple(
     f'selections.{name}={{by="attribute",attribute="release",values=[{value}]}}'
     for name, value in ((SUSPICIOUS, 1), (HEALTHY, 0))
@@ -63,6 +63,7 @@ class Row:
     recipe: str = "writers_sensitivity.toml"
     how: str = "by accuracy"
     seeds: int = 5
+    first_seed: int = 0
     wanted: str = "report"
     apart: bool = False
 
@@ -104,6 +105,7 @@ ROWS: tuple[Row, ...] = (
     Row(name="inverted-8", kind="inverted", epsilon=8, wanted="5 of 5"),
     Row(name="rotated-90-8", kind="rotated-90", epsilon=8, wanted="4 of 5"),
     _sliced(CLEAN, seeds=6, wanted="at most 5%"),
+    dataclasses.replace(_sliced(CLEAN, seeds=6, wanted="at most 5%"), name="unchanged-8-again", first_seed=6),
     *(
         _sliced(kind)
         for kind in ("mirrored", "upside-down", "shifted", "blurred", "low-contrast", "dead-band", "noisy")
@@ -148,12 +150,15 @@ class Trial:
     def refused(self, out: pathlib.Path) -> pathlib.Path:
         return self.file(out).with_suffix(".refused")
 
+    def model_file(self, out: pathlib.Path) -> pathlib.Path:
+        return out / "models" / self.row.name / self.file(out).name
+
 
 def trials(chosen: Sequence[Row]) -> list[Trial]:
     return [
         Trial(row=row, seed=seed, side=side, recipe=row.opened(seed, side))
         for row in chosen
-        for seed in range(row.seeds)
+        for seed in range(row.first_seed, row.first_seed + row.seeds)
         for side in row.sides
     ]
 
@@ -265,14 +270,21 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
         asked.append((jobs, account.run))
     if not doors:
         return
-    states = [trees.moved(jobs[0].trial.recipe.start(), device) for jobs, _ in asked]
-    chunk = max(1, TEXT_UNITS // len(doors) if recipe.text else min(135, UNITS // len(doors)))
+    states = [trees.moved(jobs[0].trial.recipe.start(device), device) for jobs, _ in asked]
+    chunk = max(1, TEXT_UNITS[recipe.text.model] // len(doors) if recipe.text else min(135, UNITS // len(doors)))
     rounds = run_together(members, Together(doors, chunk), states)
-    states = collections.deque(rounds, maxlen=1).pop()  # those of all rounds would fill a GPU
+    for states in rounds:  # only the last ones are kept: those of all rounds would fill a GPU
+        if (done := int(states[0]["round"])) % TOLD == 0:
+            say(f"round {done} of {len(doors)} models together after {time.perf_counter() - started:.1f} s")
     for (jobs, run), state in zip(asked, states, strict=True):
         recipe = jobs[0].trial.recipe
         model = model_of(recipe, jobs[0].trial.side, state, book.spending(run), book.head())
-        drawn = model.sampled(recipe.text.samples if recipe.text else SAMPLED, seed=0)
+        drawn: Samples | Texts
+        if isinstance(model, TextModel) and recipe.text:
+            model.save(jobs[0].trial.model_file(out))
+            drawn = model.sampled(recipe.text.samples, seed=0, device=device)
+        else:
+            drawn = model.sampled(SAMPLED, seed=0)
         for job in jobs:
             dataclasses.replace(drawn, label=job.trial.side).save(job.trial.file(out))
     names = sorted({job.trial.row.name for jobs, _ in asked for job in jobs})
@@ -297,7 +309,7 @@ def _pairs(row: Row, out: pathlib.Path) -> list[tuple[pathlib.Path, pathlib.Path
     listed = trials([row])
     if row.clean:
         return list(itertools.combinations([t.file(out) for t in listed if t.file(out).exists()], 2))
-    both = [[t.file(out) for t in listed if t.seed == seed] for seed in range(row.seeds)]
+    both = [[t.file(out) for t in listed if t.seed == seed] for seed in sorted({t.seed for t in listed})]
     return [(left, right) for left, right in both if left.exists() and right.exists()]
 
 

@@ -301,16 +301,16 @@ class Recipe(Table):
         init = self.language().init(0) if self.text else self.gan().critic.init(0)
         return sum(leaf.numel() for leaf in init.values())
 
-    def start(self) -> Tree:
+    def start(self, device: str = "cpu") -> Tree:
         """The public state before the first round; a language model has read what is public, if there is anything."""
         algorithm = self.algorithm()
         state = algorithm.start()
         if not isinstance(algorithm, FedAvg) or self.text is None or not len(rows := self._public_rows()):
             return state
         steps, sequences = self.text.warm_steps, torch.from_numpy(rows).long()
-        return state | trees.joined(
-            model=warmed(algorithm.model, trees.part(state, "model"), sequences, steps=steps, seed=self.seed)
-        )
+        fresh = trees.part(state, "model")
+        warm = warmed(algorithm.model, fresh, sequences, steps=steps, seed=self.seed, device=device)
+        return state | trees.joined(model=warm)
 
     def _public_rows(self) -> np.ndarray:
         """The vocabulary's spellings, or public sentences: none of it comes from a user."""

@@ -286,7 +286,7 @@ class Run:
         algorithm = self.recipe.algorithm()
         # A seed promises the same run again, and chunks round differently: with one, the engine is not measured.
         fixed = Engine.repeatable(self.device) if randomness.simulated else None
-        state, engine = self._resumed(folder) or (self.recipe.start(), fixed)
+        state, engine = self._resumed(folder) or (self.recipe.start(self.device), fixed)
         curator = door(
             plan=train_plan,
             stage=training,

@@ -1,7 +1,8 @@
 """How rare a bug of the tokenizer may be, and how small epsilon, for it to be named? On text that may be seen.
 
-A tenth of the speakers, chosen by a hash of their names, are taken as public: their words are the known ones. All
-others are the users.
+A tenth of the speakers, chosen by a hash of their names, are taken as public: their words are the known ones, but for a
+tenth of them, whose sentences nobody learns from and which say how well a model foretells the next word. All other
+speakers are the users. Chat about Ubuntu is searched for its words that the speakers, public here, do not use.
 """
 
 import collections
@@ -13,32 +14,42 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from fedlens import files, words
+import numpy as np
+import torch
+
+from fedlens import files, trees, words
 from fedlens.experiments import HEALTHY, SUSPICIOUS, Row, trials
-from fedlens.inspection import Texts, wordings
+from fedlens.inspection import TextModel, Texts, wordings
 from fedlens.readers import sentences_of
 
-SPEAKERS = "scotus_speakers.jsonl.gz"
-PUBLIC_SHARE = 0.1
+SPEAKERS, CHAT = "scotus_speakers.jsonl.gz", "ubuntu_irc_by_nick.jsonl.gz"
+PUBLIC_SHARE, HELD_OUT_SHARE = 0.1, 0.01
+UNPROTECTED = 1e4  # an epsilon with no noise to speak of
+# Of the users in a round: a tenth at a small epsilon costs 6% more noise than everyone and a tenth of the time; a fifth
+# at epsilon 8 costs 19% more.
+RATES, RARER = {1.2: 0.1}, 0.2
+TOP = 100
 POSITIONS = 6
 SHARES = (0.01, 0.1, 1.0)  # of the sentences, for the model of words
 BUG = "concatenated"
 
 
 def split(source: pathlib.Path, out: pathlib.Path) -> None:
-    """Into out/public.txt, one sentence a line, and out/users.jsonl, unless they are there."""
+    """Into out/public.txt and out/held_out.txt, one sentence a line, and out/users.jsonl, unless they are there."""
     if (out / "users.jsonl").exists():
         return
-    public, users = [], []
+    donors: dict[str, list[str]] = {"held_out.txt": [], "public.txt": []}
+    users = []
     with gzip.open(source, "rt", encoding="utf-8") as lines:
         for line in lines:
             speaker = json.loads(line)
             drawn = int.from_bytes(hashlib.sha256(speaker["user"].encode()).digest()[:7], "big") / 2**56
             if drawn < PUBLIC_SHARE:
-                public += speaker["text"]
+                donors["held_out.txt" if drawn < HELD_OUT_SHARE else "public.txt"] += speaker["text"]
             else:
                 users.append(json.dumps({"user": speaker["user"], "text": speaker["text"]}))
-    files.write(out / "public.txt", "".join(f"{' '.join(sentence.split())}\n" for sentence in public))
+    for name, said in donors.items():
+        files.write(out / name, "".join(f"{' '.join(sentence.split())}\n" for sentence in said))
     files.write(out / "users.jsonl", "".join(f"{user}\n" for user in users))
 
 
@@ -54,13 +65,13 @@ def rows(out: pathlib.Path) -> tuple[Row, ...]:
     def row(fraction: float, epsilon: float, sets: Sequence[str] = where, kind: str = BUG, **changes: Any) -> Row:
         model = "words-" if sets is of_words else ""
         name = f"{model}{kind if fraction else 'clean'}-{fraction:.0%}-{epsilon:g}"
-        recipe = "speakers_sensitivity.toml"
+        recipe, sampled = "speakers_sensitivity.toml", f"privacy.rate={RATES.get(epsilon, RARER)}"
         return Row(
             name=name,
             kind=kind,
             fraction=fraction,
             epsilon=epsilon,
-            sets=tuple(sets),
+            sets=(*sets, sampled),
             recipe=recipe,
             apart=True,
             how="words" if model else "spelling",
@@ -76,7 +87,15 @@ def rows(out: pathlib.Path) -> tuple[Row, ...]:
         *(row(0.1, 8.0, kind=kind, seeds=2) for kind in ("spaceless", "wrong-case", "truncated")),
         row(0.0, 8.0, seeds=12, wanted="at most 5%"),
         *(row(share, 8.0, of_words, seeds=1) for share in SHARES),
+        row(0.0, UNPROTECTED, of_words, seeds=1),
+        _chat(8.0, seeds=3),
+        _chat(UNPROTECTED, seeds=1),
     )
+
+
+def _chat(epsilon: float, seeds: int) -> Row:
+    name, recipe = f"chat-{epsilon:g}", "chat_words.toml"
+    return Row(name=name, kind=BUG, fraction=0.0, epsilon=epsilon, recipe=recipe, apart=True, how="chat", seeds=seeds)
 
 
 def table(results: Sequence[dict[str, Any]]) -> str:
@@ -125,9 +144,51 @@ def unknown_words(path: pathlib.Path, vocabulary: words.Vocabulary, width: int) 
     return counts
 
 
-def precision_and_recall(texts: Texts, true: collections.Counter[str], top: int) -> tuple[float, float]:
+def precision_and_recall(texts: Texts, true: collections.Counter[str], top: int = TOP) -> tuple[float, float]:
     """Of the likeliest generated words, how many are among the true ones; and of the top true ones, how many appear."""
     found = list(wordings.probable(texts))
     wanted = {word for word, _ in true.most_common(top)}
     precision = sum(word in true for word in found[:top]) / top
     return precision, len(wanted & set(found[:top])) / top
+
+
+def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:
+    """How many of the likeliest words of every model of the chat are words of the chat, and how many frequent ones."""
+    lines = [
+        f"| epsilon | seed | of its likeliest {TOP}, real | of the true top {TOP} | top 500 |",
+        "|---|---|---|---|---|",
+    ]
+    true: collections.Counter[str] = collections.Counter()
+    for trial in trials([row for row in chosen if row.how == "chat"]):
+        if not trial.file(out).exists():
+            continue
+        texts, path = Texts.open(trial.file(out)), pathlib.Path(trial.recipe.data.path or "")
+        known = words.Vocabulary(words=texts.vocabulary, provenance="public")
+        true = true or unknown_words(path, known, texts.sequences.shape[1])
+        precision, recall = precision_and_recall(texts, true)
+        frequent = {word for word, _ in true.most_common(5 * TOP)}
+        some = sum(word in frequent for word in list(wordings.probable(texts))[:TOP])
+        lines.append(f"| {trial.row.epsilon:g} | {trial.seed} | {precision:.0%} | {recall:.0%} | {some} |")
+    return "\n".join([*lines, ""])
+
+
+def foretold(chosen: Sequence[Row], out: pathlib.Path) -> str:
+    """How often the next word is the one that a model of words thinks likeliest, on sentences nobody learnt from.
+
+    Its start, from public words alone, comes first.
+    """
+    lines = ["| trained on | epsilon | sentences affected | next word foretold |", "|---|---|---|---|"]
+    said = [words.tokens(line) for line in (out / "held_out.txt").read_text().splitlines()]
+    for trial in trials([row for row in chosen if row.how == "words"]):
+        if not trial.model_file(out).exists():
+            continue
+        model = TextModel.open(trial.model_file(out))
+        known = words.Vocabulary(words=model.vocabulary, provenance="public")
+        rows = torch.from_numpy(np.stack([known.numbered(sentence, model.width) for sentence in said]))
+        if len(lines) == 2:
+            start = trees.part(trial.recipe.start(), "model")
+            lines.append(f"| public words only | 0 | 0% | {model.model.accuracy(start, rows):.1%} |")
+        share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
+        accuracy = model.model.accuracy(model.parameters, rows)
+        lines.append(f"| and users | {trial.row.epsilon:g} | {share:.0%} | {accuracy:.1%} |")
+    return "\n".join([*lines, ""])

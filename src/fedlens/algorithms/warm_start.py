@@ -2,18 +2,28 @@
 
 import torch
 
+from fedlens import trees
 from fedlens.algorithms.fedavg import Model
 from fedlens.algorithms.optimizers import Adam
+from fedlens.replay import Replayed
 from fedlens.trees import Tree
 
 BATCH, OPTIMIZER = 128, Adam(rate=1e-2)
 
 
-def warmed(model: Model, params: Tree, sequences: torch.Tensor, *, steps: int, seed: int) -> Tree:
+def warmed(model: Model, params: Tree, sequences: torch.Tensor, *, steps: int, seed: int, device: str = "cpu") -> Tree:
     """The weights after so many steps of Adam on random batches of PUBLIC sequences [n, width]."""
     rng = torch.Generator().manual_seed(seed)
-    slots, mask = OPTIMIZER.init(params), torch.ones(BATCH)
+    mask = torch.ones(BATCH, device=device)
+
+    def stepped(state: Tree, batch: Tree) -> Tree:
+        params, slots = trees.part(state, "params"), trees.part(state, "slots")
+        params, slots = OPTIMIZER(params, torch.func.grad(model.loss)(params, batch["x"], mask), slots)
+        return {name: leaf.detach() for name, leaf in trees.joined(params=params, slots=slots).items()}
+
+    step = Replayed(stepped)
+    state = trees.moved(trees.joined(params=params, slots=OPTIMIZER.init(params)), device)
     for _ in range(steps):
         drawn = sequences[torch.randint(len(sequences), (BATCH,), generator=rng)]
-        params, slots = OPTIMIZER(params, torch.func.grad(model.loss)(params, drawn, mask), slots)
-    return {name: leaf.detach() for name, leaf in params.items()}
+        state = step(state, {"x": drawn.to(device)})
+    return trees.moved(trees.part(state, "params"), "cpu")

@@ -62,7 +62,7 @@ def text(
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """How rare may a bug of the tokenizer be? Needs FEDLENS_DATA with the Supreme Court's speakers, and best a GPU."""
+    """How rare may a bug of the tokenizer be? Needs FEDLENS_DATA with the speakers and the chat, best a GPU."""
     from fedlens import experiments, files, text_experiments
 
     data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text_experiments.SPEAKERS
@@ -75,7 +75,8 @@ def text(
     if diagnose:
         results = experiments.diagnosed(chosen, out, _progress)
         files.write(out / "results.json", json.dumps(results, indent=1))
-        told = "\n".join([text_experiments.table(results), text_experiments.by_position(chosen, out)])
+        tables = (text_experiments.by_position, text_experiments.found_words, text_experiments.foretold)
+        told = "\n".join([text_experiments.table(results), *(table(chosen, out) for table in tables)])
         files.write(out / "table.md", told)
         say(results, told, as_json)
 

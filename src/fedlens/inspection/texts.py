@@ -15,7 +15,7 @@ from fedlens.ledger import Head, Spending, guarantee
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import Markov
 from fedlens.privacy import Guarantee
-from fedlens.trees import Tree, same_shape
+from fedlens.trees import Tree, moved, same_shape
 from fedlens.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
 
 KINDS = ("spelling", "words")
@@ -131,14 +131,17 @@ class TextModel:
     def __post_init__(self) -> None:
         _check_kind(self.kind)
 
-    def sampled(self, count: int, seed: int) -> Texts:
-        """A model that has diverged writes empty rows, of a probability that is no number: its run ends in a report."""
+    def sampled(self, count: int, seed: int, device: str = "cpu") -> Texts:
+        """A GPU writes other words for the same seed. A model that has diverged writes empty rows, of a probability
+        that is no number: its run ends in a report.
+        """
         finite = all(bool(leaf.isfinite().all()) for leaf in self.parameters.values())
-        drawn = self.model.sampled(self.parameters, count, self.width, seed) if finite else self._empty(count)
+        params = moved(self.parameters, device)
+        drawn = self.model.sampled(params, count, self.width, seed) if finite else self._empty(count)
         return Texts(
             kind=self.kind,
-            sequences=drawn,
-            log_probability=self._scored(drawn) if finite else torch.full((count,), torch.nan),
+            sequences=drawn.cpu(),
+            log_probability=self._scored(params, drawn).cpu() if finite else torch.full((count,), torch.nan),
             vocabulary=self.vocabulary,
             label=self.label,
             spending=self.spending,
@@ -150,12 +153,12 @@ class TextModel:
         row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
         return torch.tensor(row).repeat(count, 1)
 
-    def _scored(self, sequences: torch.Tensor) -> torch.Tensor:
+    def _scored(self, params: Tree, sequences: torch.Tensor) -> torch.Tensor:
         """Likely words come again and again: each is scored once, and not all at once."""
         different, places = sequences.unique(dim=0, return_inverse=True)
         chunks = different.split(max(1, SCORED // (self.width * self.model.symbols)))
         with torch.no_grad():
-            return torch.cat([self.model.log_probability(self.parameters, chunk) for chunk in chunks])[places]
+            return torch.cat([self.model.log_probability(params, chunk) for chunk in chunks])[places]
 
     def save(self, path: pathlib.Path) -> None:
         about = {
