@@ -15,7 +15,7 @@ from command_line import fedlens, ran, standing
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fedlens import data, files, preparation, runs, selection
+from fedlens import data, files, preparation, run_reports, runs, selection
 from fedlens.inspection import Model, Samples, contrast
 from fedlens.ledger import Account, Ledger, Spending
 from fedlens.models.classifier import ConvClassifier, Primary
@@ -756,7 +756,7 @@ def test_a_damaged_report_is_named(tmp_path, pair, command, name):
 def unreported(tmp_path, monkeypatch):
     """A run that was interrupted when its report was made, with pictures of earlier rounds."""
     with monkeypatch.context() as patched:
-        interrupted(patched, runs, "contrast")
+        interrupted(patched, run_reports, "contrast")
         assert ran(written(tmp_path, rounds=10)).code == 130
     folder = run_folder(tmp_path)
     assert len(list((folder / "all" / "rounds").iterdir())) == 4
@@ -799,7 +799,8 @@ MOMENTS = {
     "thresholds": (runs.SimulatedCurator, "_bounded_sum", asked_for("thresholds"), False),
     "counting": (runs.SimulatedCurator, "_bounded_sum", asked_for("count"), False),
     "training": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), False),
-    "reporting": (runs, "contrast", lambda *sides, **options: True, False),
+    "closing, then the report fails": (run_reports, "report_of", lambda *given, **named: True, False),
+    "reporting": (run_reports, "contrast", lambda *sides, **options: True, False),
     "after the report": (runs.Report, "save", lambda *given: True, True),
     "closing": (Ledger, "close", lambda *given: True, True),
 }

@@ -425,7 +425,7 @@ def test_no_word_and_no_name_of_a_user_leaves_a_run(tmp_path, monkeypatch, name,
     """One user's own word, with real noise: not in the folder, the ledger or the output, in whatever form."""
     crowd = everybody(text=[f"{CANARY} is {CANARY}"] * 30) + (lines(61)[24:] if ending == "refused" else [])
     if ending == "interrupted":
-        monkeypatch.setattr("fedlens.runs.contrast_texts", stopped)
+        monkeypatch.setattr("fedlens.run_reports.contrast_texts", stopped)
     done = ran(written(tmp_path, crowd, **RUNS[name]), "--json")
     assert done.code == {"finished": 0, "interrupted": 130, "refused": 2}[ending], done.err
     (tmp_path / "said").write_text(done.out + done.err)

@@ -67,6 +67,17 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
     assert models() == 0
 
 
+def test_a_long_training_tells_how_far_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "TOLD", 2)
+    said = []
+    slow = row(CLEAN, "slow", seeds=1, sets=(*SMALL, "privacy.rounds=5"))
+    experiments.trained([slow], tmp_path, device="cpu", say=said.append)
+    assert [line.partition(" after")[0] for line in said[:-1]] == [
+        f"2 models together: round {done}" for done in (2, 4)
+    ]
+    assert said[-1].startswith("2 models together in ")
+
+
 def test_no_training_starts_after_the_deadline(tmp_path):
     said = []
     experiments.trained(ROWS[:1], tmp_path, device="cpu", until=0, say=said.append)
@@ -97,17 +108,18 @@ def letters(trial: Trial):
 
 
 def test_the_summary_counts_what_was_named(tmp_path):
-    """Of two seeds one shows the planted bug and one shows another."""
-    given = row("inverted", "half")
+    """Of two seeds, which need not begin at 0, one shows the planted bug and one shows another."""
+    given = row("inverted", "half", first_seed=3)
 
     def drawn(trial):
-        change = {0: torch.neg, 1: lambda x: x.rot90(1, (2, 3))}[trial.seed]
+        change = {3: torch.neg, 4: lambda x: x.rot90(1, (2, 3))}[trial.seed]
         return change(letters(trial)) if trial.side == "low" else letters(trial)
 
     samples_for(tmp_path, given, drawn)
     (summary,) = experiments.diagnosed([given], tmp_path, say=lambda line: None)
     assert (summary["tried"], summary["named"], summary["first"], summary["named_otherwise"]) == (2, 1, 1, 1)
-    assert [pair["named"] for pair in summary["pairs"]] == ["inverted", "rotated-90"]
+    told = [(pair["left"], pair["right"], pair["named"]) for pair in summary["pairs"]]
+    assert told == [("half/3-low", "half/3-high", "inverted"), ("half/4-low", "half/4-high", "rotated-90")]
     assert "| 1 of 2 | 1 of 2 (scores" in experiments.table([summary])
 
 
@@ -139,6 +151,16 @@ def test_every_row_is_a_recipe_within_its_epsilon(given, monkeypatch):
     assert set(recipe.selections) == {experiments.SUSPICIOUS, experiments.HEALTHY}
     assert recipe.data.bug.seed == recipe.seed == 0
     assert given.opened(3).data.bug.seed == 3
+
+
+def test_the_second_look_at_no_bug_is_the_first_with_seeds_of_its_own(monkeypatch):
+    monkeypatch.setenv("FEDLENS_DATA", "/nowhere")
+    first, again = experiments.rows(["unchanged-8", "unchanged-8-again"])
+    assert dataclasses.replace(again, name=first.name, first_seed=0) == first
+    tried = experiments.trials([first, again])
+    seeds = [[trial.recipe.seed for trial in tried if trial.row is given] for given in (first, again)]
+    assert [sorted(set(listed)) for listed in seeds] == [[0, 1, 2, 3, 4, 5], [6, 7, 8, 9, 10, 11]]
+    assert all(trial.seed == trial.recipe.seed == trial.recipe.data.bug.seed for trial in tried)
 
 
 def test_unknown_rows_are_told():

@@ -208,7 +208,7 @@ def test_accuracy_counts_the_targets_that_are_there():
 def test_many_rows_are_asked_about_in_pieces(monkeypatch):
     params = weights_of(TINY)
     whole = TINY.log_probability(params, ROWS), TINY.accuracy(params, ROWS)
-    monkeypatch.setattr(lstm, "_AT_ONCE", 2 * 5 * 6 + 1)  # two rows of five steps
+    monkeypatch.setattr(lstm, "_AT_ONCE", {"cpu": 2 * 5 * 6 + 1})  # two rows of five steps
     torch.testing.assert_close(TINY.log_probability(params, ROWS), whole[0])
     assert TINY.accuracy(params, ROWS) == whole[1]
 
@@ -282,11 +282,12 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_samples_are_as_frequent_as_they_are_likely(device, monkeypatch):
-    monkeypatch.setattr(lstm, "_AT_ONCE", 40_000)  # several pieces
+    monkeypatch.setattr(lstm, "_AT_ONCE", {device: 40_000})  # several pieces
     count, params = 30_000, trees.moved(weights_of(SPELLED), device)
     rows = torch.cat([torch.nn.functional.pad(part, (0, 4 - part.shape[1]), value=-1) for part in all_rows(4)])
     expected = count * SPELLED.log_probability(params, rows.to(device)).exp().cpu()
-    drawn = SPELLED.sampled(params, count, 4, seed=1)
+    drawn, likely = SPELLED.sampled(params, count, 4, seed=1)
+    torch.testing.assert_close(likely, SPELLED.log_probability(params, drawn), rtol=1e-4, atol=1e-4)
     assert drawn.shape == (count, 4)
     assert drawn.device.type == device
     numbers = {tuple(row): at for at, row in enumerate(rows.tolist())}
@@ -299,19 +300,19 @@ def test_samples_are_as_frequent_as_they_are_likely(device, monkeypatch):
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_same_seed_draws_the_same(device):
     params = trees.moved(TINY.init(0), device)
-    first, again, other = (TINY.sampled(params, 50, 12, seed) for seed in (1, 1, 2))
+    first, again, other = (TINY.sampled(params, 50, 12, seed)[0] for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
 
 
 def test_a_sample_is_start_symbols_end_padding():
     params = TINY.init(0)
-    for row in TINY.sampled(params, 200, 6, seed=0).tolist():
+    for row in TINY.sampled(params, 200, 6, seed=0)[0].tolist():
         assert row[0] == TINY.start
         length = row.index(TINY.end) if TINY.end in row else 5
         assert min(row[: length + 1]) >= 0
         assert set(row[length + 1 :]) <= {-1}
-    assert TINY.sampled(params, 0, 6, seed=0).shape == (0, 6)
+    assert [leaf.shape for leaf in TINY.sampled(params, 0, 6, seed=0)] == [(0, 6), (0,)]
 
 
 def test_sampling_stops_when_everybody_has_ended(monkeypatch):
@@ -320,7 +321,7 @@ def test_sampling_stops_when_everybody_has_ended(monkeypatch):
     steps = []
     stepped = LanguageModel._stepped
     monkeypatch.setattr(LanguageModel, "_stepped", lambda *given: steps.append(len(given[2])) or stepped(*given))
-    drawn = TINY.sampled(params, 7, 1000, seed=0)
+    drawn, _ = TINY.sampled(params, 7, 1000, seed=0)
     assert drawn[:, :2].tolist() == [[TINY.start, TINY.end]] * 7
     assert steps == [7]
 
@@ -329,7 +330,7 @@ def test_rare_symbols_are_drawn_as_often_as_they_should_be():
     """And impossible ones never, wherever in the alphabet they are."""
     chances = torch.tensor([0.0, 1e-3, 0.0, 0.9, 0.0, 0.099, 0.0])
     logits = chances.log().expand(200_000, 7)
-    seen = torch.bincount(lstm._drawn_from(logits, torch.Generator().manual_seed(0)), minlength=7) / len(logits)
+    seen = torch.bincount(lstm._drawn_from(logits, torch.Generator().manual_seed(0))[0], minlength=7) / len(logits)
     assert (seen[chances == 0] == 0).all()
     torch.testing.assert_close(seen, chances, rtol=0.25, atol=5e-3)
     assert abs(seen[1] - 1e-3) < 4 * math.sqrt(1e-3 / len(logits))
@@ -339,7 +340,9 @@ def test_rare_symbols_are_drawn_as_often_as_they_should_be():
 def test_the_ends_of_the_random_numbers_are_symbols_too(number, symbol, monkeypatch):
     logits = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.0, 0.25, 0.0]]).log()
     monkeypatch.setattr(torch, "rand", lambda *shape, **_: torch.full(shape, number))
-    assert lstm._drawn_from(logits, torch.Generator()).tolist() == [symbol]
+    drawn, likely = lstm._drawn_from(logits, torch.Generator())
+    assert drawn.tolist() == [symbol]
+    assert likely.tolist() == pytest.approx([math.log(0.25)])
 
 
 # Shapes and settings

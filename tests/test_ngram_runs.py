@@ -9,7 +9,7 @@ import toy_texts
 from test_cli import answer, fedlens
 from toy_texts import KNOWN, PAIR, UNKNOWN
 
-from fedlens import runs, tensorfiles
+from fedlens import run_reports, tensorfiles
 from fedlens.algorithms import Ngrams
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import NgramModel, Texts, opened
@@ -292,7 +292,7 @@ def test_a_model_is_reported_and_sampled_by_itself(tmp_path, run):
 def test_what_a_state_is_worth(run):
     """A state without a release is a model that knows nothing, and says so."""
     recipe, book = run.recipe, Ledger(run.address)
-    made = runs.model_of(recipe, "all", recipe.start(), book.spending(f"{run.name}/all"), book.head())
+    made = run_reports.model_of(recipe, "all", recipe.start(), book.spending(f"{run.name}/all"), book.head())
     assert made.rounds == 0
     assert len(made.sampled(50, 0).words) == 50
 

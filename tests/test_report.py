@@ -72,12 +72,6 @@ def example(text: str = "word", **changes: object) -> Report:
             {"name": text, "left": 0.25, "right": 1234, "note": text},
             {"name": "AUC", "left": text, "right": None},
         ),
-        "histogram": {
-            "edges": [0, 0.5, 1],
-            "left": [1, 3],
-            "right": [8, 2],
-            "labels": [f"left {text}", f"right {text}"],
-        },
         "hypotheses": (
             {"kind": text, "summary": f"far {text}", "distance": 0.5, "score": 0.1, "named": False},
             {"kind": text, "summary": f"near {text}", "distance": 0.1, "score": 0.8, "named": True},
@@ -127,17 +121,9 @@ def test_json_is_strict_and_complete():
     assert content["created"].endswith("+00:00")
     assert content.keys() == {
         *("title", "created", "findings", "guarantee", "runs", "images", "numbers"),
-        *("histogram", "hypotheses", "warnings", "provenance", "charts", "means", "coverage", "resolved"),
+        *("hypotheses", "warnings", "provenance", "charts", "means", "coverage", "resolved"),
         *("words", "sentences"),
     }
-
-
-def test_histogram_of_json_is_filled_from_the_charts():
-    assert example().to_dict()["histogram"]["left"] == [1, 3]
-    labels = ["left word", "right word"]
-    filled = {"edges": [0, 90, 180], "left": [1, 2], "right": [3, 4], "labels": labels}
-    assert example(histogram=None).to_dict()["histogram"] == filled
-    assert example(histogram=None, charts=()).to_dict()["histogram"] is None
 
 
 @pytest.mark.parametrize(
@@ -180,7 +166,7 @@ def test_a_lone_surrogate_can_be_saved(tmp_path):
 
 def test_rates_are_drawn_as_they_are_within_their_bands():
     chart = Chart(title="rates", categories=("1", "2"), left=(0.2, 0.1), bands=(((0.1, 0.3), (0.05, 0.9)),))
-    page = example(charts=(chart,), histogram=None).html()
+    page = example(charts=(chart,)).html()
     assert 'd="M25 50L75 75"' in page  # of an axis that ends at 40%
     assert 'd="M25 25L75 0L75 87.5L25 75Z"' in page
     assert "shares of its own total" not in page
@@ -357,9 +343,9 @@ def test_nothing_found():
 
 def test_one_run_alone():
     whole = example()
-    histogram = {"edges": [0, 1], "left": [3], "right": None, "labels": ["left word"]}
+    chart = Chart(title="alone", edges=(0, 1), left=(3,))
     alone = {name: getattr(whole, name)[:1] for name in ("runs", "pictures", "means")}
-    report = example(findings=(), resolved=(), charts=(), histogram=histogram, hypotheses=(), **alone)
+    report = example(findings=(), resolved=(), charts=(chart,), hypotheses=(), **alone)
     assert report.sides == ("left word",)
     assert "No known fault was found." in report.html()
     assert "1,234" not in report.html()

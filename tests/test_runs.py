@@ -18,10 +18,10 @@ import torch
 from safetensors import safe_open
 from toy_recipes import PAIR, TINY
 
-from fedlens import data, files, preparation, runs, tensorfiles
+from fedlens import data, files, preparation, run_reports, runs, tensorfiles
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Model, Samples
-from fedlens.ledger import Budget, Ledger, guarantee
+from fedlens.ledger import Budget, Ledger, RunClosedError, guarantee
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.population import DataError
 from fedlens.recipes import Recipe, to_toml
@@ -431,6 +431,171 @@ def test_a_run_whose_secret_was_lost_gets_nothing_more(tmp_path):
     with pytest.raises(PrivacySpentError):
         Run.opened(run.folder).executed(quiet)
     assert entries(run) == paid(run, 2)
+
+
+# Closed before it is reported
+
+
+def failing(*given, **named):
+    raise ZeroDivisionError
+
+
+def unreported(monkeypatch, run):
+    """Carries out a run whose report fails, as often as it is tried."""
+    with monkeypatch.context() as patched:
+        patched.setattr(run_reports, "contrast", failing)
+        patched.setattr(run_reports, "Report", failing)
+        with pytest.raises(ZeroDivisionError):
+            run.executed(quiet)
+    assert not (run.folder / "MANIFEST.json").exists()
+
+
+def booked(run):
+    """How many entries there are, of whatever kind."""
+    return Ledger(run.address).head()[0]
+
+
+@pytest.fixture
+def unreadable(monkeypatch):
+    """From now on nobody's data can be read, by calling this."""
+
+    def forbid():
+        monkeypatch.setattr(preparation, "population", lambda recipe: pytest.fail("private data were read"))
+
+    return forbid
+
+
+def test_a_run_whose_report_failed_owes_nothing_and_finishes_without_its_data(tmp_path, monkeypatch, unreadable):
+    run = created(tmp_path, seed=None)
+    unreported(monkeypatch, run)
+    book, before = Ledger(run.address), booked(run)
+    assert all(told["closed"] for told in book.runs())
+    assert [told["model"] for told in book.runs()] == [files.sha256(run.folder / "all" / "model.safetensors")]
+    assert not list((tmp_path / ".private").iterdir())
+    unreadable()
+    report = Run.opened(run.folder).executed(quiet)
+    assert report.pictures
+    assert report.guarantee.epsilon == run.promised().epsilon
+    assert (entries(run), booked(run)) == (paid(run, 4), before)
+    assert not list((tmp_path / ".private").iterdir())
+    with pytest.raises(ValueError, match="is complete"):
+        Run.opened(run.folder).executed(quiet)
+
+
+@pytest.mark.parametrize(("minimum", "shown"), [(1, ["low", "high"]), (10, ["low"]), (100, [])])
+def test_a_report_made_later_says_the_same(tmp_path, monkeypatch, unreadable, minimum, shown):
+    """With a primary model, thresholds that were learnt, and groups of too few."""
+    settings = "privacy.rounds=2", "privacy.count_noise=1.0", f"privacy.minimum_users={minimum}"
+    unequal = QUANTILES.replace("minimum_users = 1\n", "").replace("quantile = 0.5", "quantile = 0.8")
+    whole, later = (created(tmp_path / name, *settings, recipe=unequal) for name in ("whole", "later"))
+    first = whole.executed(quiet)
+    unreported(monkeypatch, later)
+    unreadable()
+    second = Run.opened(later.folder).executed(quiet)
+    assert [side["label"] for side in first.runs] == shown
+    refused = [warning.partition(":")[0] for warning in first.warnings if "noisy head count" in warning]
+    assert refused == [side for side in ("low", "high") if side not in shown]
+    assert any(row["name"] == "primary model's confidence" for row in second.numbers) == bool(shown)
+    told, again = (found.to_dict() for found in (first, second))
+    for each in (told, again):
+        del each["created"], each["provenance"]["created"]
+    assert told == again
+    assert names(whole.folder) == names(later.folder)
+
+
+def test_the_accounts_are_closed_before_the_secret_goes_and_after_the_models_are_there(tmp_path, monkeypatch):
+    happened = []
+
+    def told(owner, name, see):
+        plain = getattr(owner, name)
+
+        def call(*given, **named):
+            happened.append((name, see(*given)))
+            return plain(*given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=1", recipe=PAIR, seed=None)
+    told(Ledger, "close", lambda *given: len(list(run.folder.rglob("model.safetensors"))))
+    told(runs, "forget_secrets", lambda *given: [found["closed"] for found in Ledger(run.address).runs()])
+    told(run_reports, "report_of", lambda *given: list((tmp_path / ".private").iterdir()))
+    run.executed(quiet)
+    assert happened == [("close", 2), ("close", 2), ("forget_secrets", [True, True]), ("report_of", [])]
+
+
+def test_what_was_returned_is_not_released_again(tmp_path, monkeypatch, unreadable):
+    """A group of too few leaves its rounds unspent; without its head count it would be counted and trained."""
+    run = created(tmp_path, "privacy.minimum_users=100", seed=None)
+    reserved = Ledger(run.address).spendings("digits", reserved=True)
+    unreported(monkeypatch, run)
+    book = Ledger(run.address)
+    assert book.spendings("digits", reserved=True) == book.spendings("digits") != reserved
+    before = booked(run)
+    (run.folder / "all" / "count.json").rename(tmp_path / "count.json")
+    unreadable()
+    with pytest.raises(RunClosedError):
+        Run.opened(run.folder).executed(quiet)
+    assert not list((tmp_path / ".private").iterdir())
+    (tmp_path / "count.json").rename(run.folder / "all" / "count.json")
+    (warning,) = Run.opened(run.folder).executed(quiet).warnings
+    assert "fewer than 100 users" in warning
+    assert booked(run) == before
+
+
+@pytest.mark.parametrize("part", ["low", "high"])
+def test_a_run_that_somebody_gave_up_is_refused_before_its_data_are_read(tmp_path, unreadable, part):
+    run = created(tmp_path, "privacy.rounds=2", "privacy.minimum_users=1", recipe=PAIR, seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1, "low"))
+    Ledger(run.address).close(f"{run.name}/{part}")
+    before = booked(run)
+    unreadable()
+    with pytest.raises(RunClosedError, match=f"{part}' is closed"):
+        Run.opened(run.folder).executed(quiet)
+    assert booked(run) == before
+
+
+def test_a_group_that_has_its_model_may_be_closed_while_the_other_goes_on(tmp_path):
+    run = created(tmp_path, "privacy.rounds=2", "privacy.minimum_users=1", recipe=PAIR)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1, "high"))
+    Ledger(run.address).close(f"{run.name}/low")
+    report = Run.opened(run.folder).executed(quiet)
+    assert [side["label"] for side in report.runs] == ["low", "high"]
+    assert entries(run) == paid(run, 2, "low") | paid(run, 2, "high")
+
+
+def test_a_model_that_cannot_be_opened_is_found_while_its_account_is_open(tmp_path, monkeypatch, finished):
+    run = created(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Ledger, "close", failing)
+        with pytest.raises(ZeroDivisionError):
+            run.executed(quiet)
+    path = run.folder / "all" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="damaged"):
+        Run.opened(run.folder).executed(quiet)
+    assert [told["closed"] for told in Ledger(run.address).runs()] == [False]
+    path.unlink()
+    Run.opened(run.folder).executed(quiet)
+    assert_same(generator(run), generator(finished.run))
+    assert entries(run) == paid(run, 4)
+
+
+@pytest.mark.parametrize("counted", [29.94, 29.96])
+def test_a_group_is_of_too_few_by_the_count_that_was_written_down(tmp_path, monkeypatch, unreadable, counted):
+    """A resumed run knows no other: were it decided by more digits, 29.96 would be fewer than 30, and 30.0 not."""
+
+    class Rigged(runs.SimulatedCurator):
+        def noisy_mean(self, contribute, message):
+            answer = super().noisy_mean(contribute, message)
+            return {"users": torch.tensor(counted)} if "users" in answer else answer
+
+    monkeypatch.setattr(runs, "SimulatedCurator", Rigged)
+    run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=30")
+    unreported(monkeypatch, run)
+    unreadable()
+    assert len(Run.opened(run.folder).executed(quiet).runs) == (counted > 29.95)
 
 
 # Refusals

@@ -10,10 +10,11 @@ import random
 
 import pytest
 import test_wordings
+import torch
 
-from fedlens import experiments, text_experiments, words
+from fedlens import experiments, text_experiments, trees, words
 from fedlens.experiments import HEALTHY, SUSPICIOUS
-from fedlens.inspection import Texts
+from fedlens.inspection import TextModel, Texts, wordings
 
 KNOWN = ["the", "court", "may", "hear", "it", "now", "and", "then", "we", "think", "so"]
 STRANGE = ["zorp", "blick", "frund", "whelk", "quaid"]
@@ -45,11 +46,26 @@ def source(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def rows(source, tmp_path):
-    text_experiments.split(source, tmp_path)
-    made = text_experiments.rows(tmp_path)
-    return [dataclasses.replace(row, sets=(*row.sets, *TINY), seeds=2) for row in made]
+@pytest.fixture(scope="module")
+def folder(source, tmp_path_factory):
+    made = tmp_path_factory.mktemp("split")
+    text_experiments.split(source, made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    return [dataclasses.replace(row, sets=(*row.sets, *TINY), seeds=2) for row in text_experiments.rows(folder)]
+
+
+@pytest.fixture(scope="module")
+def spoken(rows, folder):
+    """Two models of words are trained in the folder: with all sentences joined at their start, and with none."""
+    row = next(row for row in rows if row.how == "words" and row.fraction == 1.0)
+    sets = (*row.sets, "text.projection=4", "text.warm_steps=10", "training.server={kind='sgd',rate=10.0}")
+    row = dataclasses.replace(row, seeds=1, sets=sets)
+    experiments.trained([row], folder, device="cpu", say=lambda line: None)
+    return row
 
 
 def drawn(name):
@@ -60,20 +76,32 @@ def held(path):
     return {json.loads(line)["user"] for line in path.read_text().splitlines()}
 
 
-def test_donors_and_users_share_nobody_and_each_is_sorted_by_the_own_name(source, tmp_path):
-    text_experiments.split(source, tmp_path / "all")
+def test_donors_and_users_share_nobody_and_each_is_sorted_by_the_own_name(source, folder, tmp_path):
     with gzip.open(source, "rt") as file:
         lines = file.readlines()
     with gzip.open(tmp_path / "fewer.gz", "wt") as file:
         file.writelines(lines[7:])
-    text_experiments.split(tmp_path / "fewer.gz", tmp_path / "fewer")
-    everybody = {json.loads(line)["user"] for line in lines}
-    there, fewer = (held(tmp_path / name / "users.jsonl") for name in ("all", "fewer"))
+    text_experiments.split(tmp_path / "fewer.gz", tmp_path)
+    there, fewer = (held(place / "users.jsonl") for place in (folder, tmp_path))
     assert 40 < len(there) < 60
     assert fewer == there - {json.loads(line)["user"] for line in lines[:7]}
-    said = {name: (tmp_path / "all" / name).read_text().splitlines() for name in ("public.txt", "held_out.txt")}
-    assert sum(map(len, said.values())) == 5 * len(everybody - there)
-    assert len(said["held_out.txt"]) == 5 * sum(drawn(name) < text_experiments.HELD_OUT_SHARE for name in everybody) > 0
+    speakers = {speaker["user"]: speaker["text"] for speaker in map(json.loads, lines)}
+    donors = sorted(speakers.keys() - there, key=list(speakers).index)
+    for name, chosen in (("held_out.txt", True), ("public.txt", False)):
+        said = [text for user in donors if (drawn(user) < 0.01) is chosen for text in speakers[user]]
+        assert (folder / name).read_text().splitlines() == said != []
+
+
+@pytest.mark.parametrize("name", [row.name for row in text_experiments.rows(pathlib.Path())])
+def test_every_row_is_a_recipe_within_its_epsilon(name, folder, monkeypatch):
+    monkeypatch.setenv("FEDLENS_DATA", "/nowhere")
+    (given,) = experiments.rows([name], text_experiments.rows(folder))
+    recipe = given.opened(0)
+    assert 0.98 * given.epsilon < recipe.guarantee(recipe.spendings()).epsilon <= given.epsilon
+    assert recipe.privacy.delta == 1e-6 < 1 / recipe.privacy.population
+    rate, rounds = (0.1 if given.epsilon == 1.2 else 0.2), recipe.plans[1]
+    assert (rounds.sampling.rate, rounds.expected_contributors) == (rate, rate * recipe.privacy.users)
+    assert set(recipe.selections) == {"all"}
 
 
 def test_the_sides_are_the_same_users_with_and_without_the_bug(rows):
@@ -87,13 +115,21 @@ def test_the_sides_are_the_same_users_with_and_without_the_bug(rows):
 def test_clean_models_are_trained_once_and_every_row_is_told(rows, tmp_path, monkeypatch):
     trained = []
     plain = experiments._train
+    monkeypatch.setattr(wordings, "MADE_UP", 400)
+    monkeypatch.setattr(wordings, "TRIED", 1000)
     monkeypatch.setattr(experiments, "_train", lambda batch, *rest: trained.extend(batch) or plain(batch, *rest))
     chosen = [row for row in rows if row.epsilon == 1.2]
     experiments.trained(chosen, tmp_path, device="cpu", say=lambda line: None)
     assert len(trained) == 8  # three shares of the bug and none, with two seeds each
-    made = [Texts.open(trial.file(tmp_path)) for trial in experiments.trials(chosen)]
+    trials = experiments.trials(chosen)
+    made = [Texts.open(trial.file(tmp_path)) for trial in trials]
     assert len(made) == 14
     assert all(texts.guarantee.epsilon <= 1.2 and texts.kind == "spelling" for texts in made)
+    saved = [trial for trial in trials if trial.model_file(tmp_path).exists()]
+    assert len(saved) == 8
+    for trial in saved:
+        drawn_again = TextModel.open(trial.model_file(tmp_path)).sampled(200, seed=0)
+        assert torch.equal(drawn_again.sequences, Texts.open(trial.file(tmp_path)).sequences)
     results = experiments.diagnosed(chosen, tmp_path, say=lambda line: None)
     assert [result["tried"] for result in results] == [2, 2, 2, 1]
     table = text_experiments.table(results)
@@ -101,16 +137,79 @@ def test_clean_models_are_trained_once_and_every_row_is_told(rows, tmp_path, mon
     assert "of 1 pairs" in table.splitlines()[-1]
 
 
-def test_unknown_words_by_position_are_those_of_the_samples(rows, tmp_path):
-    row = next(row for row in rows if row.how == "words" and row.fraction == 1.0)
-    row = dataclasses.replace(row, seeds=1, sets=(*row.sets, "text.projection=4"))
-    experiments.trained([row], tmp_path, device="cpu", say=lambda line: None)
-    lines = text_experiments.by_position([row], tmp_path).splitlines()
+def test_unknown_words_by_position_are_those_of_the_samples(spoken, folder):
+    lines = text_experiments.by_position([spoken], folder).splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["0%", "100%"]
-    texts = Texts.open(tmp_path / "samples" / row.name / "0-low.safetensors")
-    first = texts.sequences[:, 1]
-    rate = float((first == len(texts.vocabulary)).float().sum() / (first < len(texts.vocabulary) + 1).float().sum())
-    assert f"{rate:.1%}"[:-2] in lines[3]
+    texts = Texts.open(folder / "samples" / spoken.name / "0-low.safetensors")
+    unknown = len(texts.vocabulary)
+    spoken_first = [next((symbol for symbol in row if 0 <= symbol <= unknown), None) for row in texts.rows]
+    rate = spoken_first.count(unknown) / (len(spoken_first) - spoken_first.count(None))
+    assert lines[3].split("|")[2].strip() == f"{rate:.2%}" != "0.00%"
+
+
+def foretold_by_hand(model, params, sentences):
+    """Each symbol is tried as the next one, and the likeliest is right or wrong."""
+    numbers, guesses = {word: number for number, word in enumerate(model.vocabulary)}, []
+    for sentence in sentences:
+        inner = [numbers.get(word, len(numbers)) for word in sentence.split()]
+        symbols = [model.model.start, *inner, model.model.end]
+        for at in range(1, len(symbols)):
+            tried = torch.tensor([[*symbols[:at], symbol] for symbol in range(model.model.symbols)])
+            guesses.append(int(model.model.log_probability(params, tried).argmax()) == symbols[at])
+    return f"{sum(guesses) / len(guesses):.1%}"
+
+
+def test_next_words_are_foretold_as_often_as_counted_by_hand(spoken, folder):
+    trials = experiments.trials([spoken])
+    low, high = (TextModel.open(trial.model_file(folder)) for trial in trials)
+    start = trees.part(trials[0].recipe.start(), "model")
+    said = (folder / "held_out.txt").read_text().splitlines()
+    expected = [
+        f"| public words only | 0 | 0% | {foretold_by_hand(low, start, said)} |",
+        f"| and users | 8 | 100% | {foretold_by_hand(low, low.parameters, said)} |",
+        f"| and users | 8 | 0% | {foretold_by_hand(high, high.parameters, said)} |",
+    ]
+    assert len({line.split("|")[4] for line in expected}) == 3  # or nobody could tell which model was asked
+    assert text_experiments.foretold([spoken], folder).splitlines()[2:] == expected
+
+
+def test_a_model_writes_what_its_network_draws(spoken, folder):
+    model = TextModel.open(experiments.trials([spoken])[0].model_file(folder))
+    texts = model.sampled(50, seed=3)
+    sequences, log_probability = model.model.sampled(model.parameters, 50, model.width, seed=3)
+    assert torch.equal(texts.sequences, sequences)
+    assert torch.equal(texts.log_probability, log_probability)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_what_a_gpu_writes_is_framed_and_scored_as_ever(spoken, folder):
+    model = TextModel.open(experiments.trials([spoken])[0].model_file(folder))
+    texts = model.sampled(50, seed=3, device="cuda")
+    assert (texts.sequences.device.type, texts.log_probability.device.type) == ("cpu", "cpu")
+    for start, *inner in texts.sequences.tolist():
+        until = inner.index(model.model.end) if model.model.end in inner else len(inner)
+        assert start == model.model.start
+        assert words.PADDING not in inner[:until]
+        assert set(inner[until + 1 :]) <= {words.PADDING}
+    scored = model.model.log_probability(model.parameters, texts.sequences)
+    torch.testing.assert_close(texts.log_probability, scored, rtol=1e-2, atol=1e-2)
+
+
+def test_words_of_the_chat_are_held_against_the_true_ones(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLENS_DATA", str(tmp_path))
+    real = [f"zorp{number}" for number in range(510)]
+    said = [f"the {word}" for word in (*real, *real[:500], *real[:100])]
+    with gzip.open(tmp_path / text_experiments.CHAT, "wt") as file:
+        file.write(json.dumps({"user": "a", "text": said}) + "\n")
+    chosen = text_experiments.rows(tmp_path)
+    chat = experiments.trials([row for row in chosen if row.how == "chat"])
+    known = [("chat-8", 0, HEALTHY), ("chat-8", 1, HEALTHY), ("chat-8", 2, HEALTHY), ("chat-10000", 0, HEALTHY)]
+    assert [(trial.row.name, trial.seed, trial.side) for trial in chat] == known
+    written = [*real[:3], *real[200:204], *real[505:507], "whelk"]
+    test_wordings.of_words(written).save(chat[0].file(tmp_path))
+    test_wordings.of_words(["whelk"]).save(chat[3].file(tmp_path))
+    lines = text_experiments.found_words(chosen, tmp_path).splitlines()
+    assert lines[2:] == ["| 8 | 0 | 9% | 3% | 7% |", "| 10000 | 0 | 0% | 0% | 0% |"]
 
 
 def test_precision_and_recall_count_words_and_not_samples():

@@ -25,7 +25,8 @@ from fedlens.ledger import Ledger
 from fedlens.population import Population
 from fedlens.randomness import Randomness
 from fedlens.recipes import STAGES, Recipe
-from fedlens.runs import SAMPLED, model_of, present
+from fedlens.run_reports import SAMPLED, model_of
+from fedlens.runs import present
 from fedlens.simulation import Engine, SimulatedCurator, Together
 
 UNITS = 700  # of all models together, at once: 26 GB on a GPU with the largest critic, twice while it is recorded
@@ -275,7 +276,7 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
     rounds = run_together(members, Together(doors, chunk), states)
     for states in rounds:  # only the last ones are kept: those of all rounds would fill a GPU
         if (done := int(states[0]["round"])) % TOLD == 0:
-            say(f"round {done} of {len(doors)} models together after {time.perf_counter() - started:.1f} s")
+            say(f"{len(doors)} models together: round {done} after {time.perf_counter() - started:.1f} s")
     for (jobs, run), state in zip(asked, states, strict=True):
         recipe = jobs[0].trial.recipe
         model = model_of(recipe, jobs[0].trial.side, state, book.spending(run), book.head())

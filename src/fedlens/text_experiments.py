@@ -36,7 +36,7 @@ BUG = "concatenated"
 
 def split(source: pathlib.Path, out: pathlib.Path) -> None:
     """Into out/public.txt and out/held_out.txt, one sentence a line, and out/users.jsonl, unless they are there."""
-    if (out / "users.jsonl").exists():
+    if all((out / name).exists() for name in ("held_out.txt", "public.txt", "users.jsonl")):
         return
     donors: dict[str, list[str]] = {"held_out.txt": [], "public.txt": []}
     users = []
@@ -146,16 +146,20 @@ def unknown_words(path: pathlib.Path, vocabulary: words.Vocabulary, width: int) 
 
 def precision_and_recall(texts: Texts, true: collections.Counter[str], top: int = TOP) -> tuple[float, float]:
     """Of the likeliest generated words, how many are among the true ones; and of the top true ones, how many appear."""
-    found = list(wordings.probable(texts))
+    found = _likeliest(texts, top)
     wanted = {word for word, _ in true.most_common(top)}
-    precision = sum(word in true for word in found[:top]) / top
-    return precision, len(wanted & set(found[:top])) / top
+    return len(found & true.keys()) / top, len(found & wanted) / top
+
+
+def _likeliest(texts: Texts, count: int) -> set[str]:
+    """Words outside the vocabulary, as a report shows them."""
+    return {row["word"] for row in wordings.table([texts], count, floor=0.0)[0]}
 
 
 def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """How many of the likeliest words of every model of the chat are words of the chat, and how many frequent ones."""
     lines = [
-        f"| epsilon | seed | of its likeliest {TOP}, real | of the true top {TOP} | top 500 |",
+        f"| epsilon | seed | of its likeliest {TOP}, real | of the true top {TOP} | in the true top {5 * TOP} |",
         "|---|---|---|---|---|",
     ]
     true: collections.Counter[str] = collections.Counter()
@@ -167,8 +171,8 @@ def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:
         true = true or unknown_words(path, known, texts.sequences.shape[1])
         precision, recall = precision_and_recall(texts, true)
         frequent = {word for word, _ in true.most_common(5 * TOP)}
-        some = sum(word in frequent for word in list(wordings.probable(texts))[:TOP])
-        lines.append(f"| {trial.row.epsilon:g} | {trial.seed} | {precision:.0%} | {recall:.0%} | {some} |")
+        some = len(_likeliest(texts, TOP) & frequent)
+        lines.append(f"| {trial.row.epsilon:g} | {trial.seed} | {precision:.0%} | {recall:.0%} | {some / TOP:.0%} |")
     return "\n".join([*lines, ""])
 
 

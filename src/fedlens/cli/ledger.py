@@ -141,7 +141,7 @@ def ledger_close(
     as_json: Json = False,
 ) -> None:
     """Return what an abandoned run has reserved and not spent. It cannot be resumed then."""
-    from fedlens.runs import forget_secrets
+    from fedlens.safeguards import forget_secrets
 
     book = book_at(ledger, who, key)
     parts = [found["run"] for found in book.runs() if run in (found["run"], found["run"].split("/")[0])]

@@ -154,7 +154,6 @@ class Report:
     runs: tuple[dict[str, Any], ...] = ()
     pictures: tuple[Picture, ...] = ()
     numbers: tuple[dict[str, Any], ...] = ()
-    histogram: dict[str, Any] | None = None
     words: tuple[dict[str, Any], ...] = ()  # of each side: label, rows of word, probability, lift, new, flags
     sentences: tuple[dict[str, Any], ...] = ()  # of each side: label, examples of pieces {"text", "unknown"}
     charts: tuple[Chart, ...] = ()
@@ -177,12 +176,8 @@ class Report:
     def sides(self) -> tuple[str, ...]:
         """What the left and the right group are called; one name when there is one run."""
         count = 1 if len(self.runs) == 1 else 2
-        named = (
-            (self.histogram or {}).get("labels")
-            or [p.label for p in self.pictures]
-            or [r.get("label") for r in self.runs]
-        )
-        labels = tuple(dict.fromkeys(str(label) for label in named if label))[:count]
+        named = [p.label for p in self.pictures] or [str(r.get("label") or "") for r in self.runs]
+        labels = tuple(dict.fromkeys(filter(None, named)))[:count]
         return labels if len(labels) == count else ("A", "B")[:count]
 
     @property
@@ -210,7 +205,6 @@ class Report:
             "images": [picture.to_dict() for picture in self.pictures],
             "means": [picture.to_dict() for picture in self.means],
             "charts": [dataclasses.asdict(chart) for chart in self.charts],
-            "histogram": self.histogram or _histogram(self.charts, self.sides),
         }
         return _strict(content | replaced)
 
@@ -233,7 +227,7 @@ class Report:
             left_out=sorted(set(_rounds(self.pictures)) - set(_rounds(p for grid in grids for p, _ in grid))),
             widest=max((pictures.width(picture.png) for picture in self.pictures), default=0) or 1,
             gutter=pictures.GUTTER,
-            charts=[_drawn(chart) for chart in (*_intensity(self.histogram), *self.charts)],
+            charts=[_drawn(chart) for chart in self.charts],
             bars=_bars(self.hypotheses),
             unexplained=any("named" in row for row in self.hypotheses) and not any(map(_named, self.hypotheses)),
             run_keys=dict.fromkeys(key for run in self.runs for key in run),
@@ -365,30 +359,6 @@ def _spaced(side: list[tuple[Picture, str]], most: int) -> list[tuple[Picture, s
 
 def _rounds(shown: Iterable[Picture]) -> list[int]:
     return sorted({picture.round for picture in shown if picture.round is not None})
-
-
-def _intensity(histogram: dict[str, Any] | None) -> tuple[Chart, ...]:
-    if not histogram:
-        return ()
-    right = histogram.get("right")
-    return (
-        Chart(
-            title="Intensity",
-            lead="How bright the pixels are.",
-            axis="pixel intensity, dark to bright",
-            edges=tuple(histogram["edges"]),
-            left=tuple(histogram["left"]),
-            right=None if right is None else tuple(right),
-        ),
-    )
-
-
-def _histogram(charts: Iterable[Chart], labels: tuple[str, ...]) -> dict[str, Any] | None:
-    """The first chart that has edges, under the key by which older readers of report.json know it."""
-    chart = next((chart for chart in charts if chart.edges), None)
-    if chart is None:
-        return None
-    return {"edges": chart.edges, "left": chart.left, "right": chart.right, "labels": labels}
 
 
 def _drawn(chart: Chart) -> dict[str, Any]:

@@ -22,7 +22,6 @@ KINDS = ("spelling", "words")
 NGRAMS = "ngrams"  # the kind of a model that spells without a network
 COUNTED = 30_000  # samples: more take long and tell little
 Word = tuple[str, bool]  # as it is written, and whether it came to an end
-SCORED = 1 << 27  # numbers that scoring may hold at once: half a gigabyte
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,12 +135,15 @@ class TextModel:
         that is no number: its run ends in a report.
         """
         finite = all(bool(leaf.isfinite().all()) for leaf in self.parameters.values())
-        params = moved(self.parameters, device)
-        drawn = self.model.sampled(params, count, self.width, seed) if finite else self._empty(count)
+        drawn, likely = (
+            self.model.sampled(moved(self.parameters, device), count, self.width, seed)
+            if finite
+            else (self._empty(count), torch.full((count,), torch.nan))
+        )
         return Texts(
             kind=self.kind,
             sequences=drawn.cpu(),
-            log_probability=self._scored(params, drawn).cpu() if finite else torch.full((count,), torch.nan),
+            log_probability=likely.cpu(),
             vocabulary=self.vocabulary,
             label=self.label,
             spending=self.spending,
@@ -152,13 +154,6 @@ class TextModel:
     def _empty(self, count: int) -> torch.Tensor:
         row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
         return torch.tensor(row).repeat(count, 1)
-
-    def _scored(self, params: Tree, sequences: torch.Tensor) -> torch.Tensor:
-        """Likely words come again and again: each is scored once, and not all at once."""
-        different, places = sequences.unique(dim=0, return_inverse=True)
-        chunks = different.split(max(1, SCORED // (self.width * self.model.symbols)))
-        with torch.no_grad():
-            return torch.cat([self.model.log_probability(params, chunk) for chunk in chunks])[places]
 
     def save(self, path: pathlib.Path) -> None:
         about = {

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fedlens.trees import Tree
 
 State = tuple[torch.Tensor, torch.Tensor]  # cells [layers, rows, units], and what they show [layers, rows, shown]
-_AT_ONCE = 2**22  # scores held at a time where any number of rows may be asked about
+_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}  # scores held at a time where any number of rows may be asked about
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class LanguageModel:
     def log_probability(self, params: Tree, sequences: torch.Tensor) -> torch.Tensor:
         """Of each whole row, END included (Equation 1 of the paper); without END, of what is there."""
         rows = []
-        for piece in sequences.split(self._rows_at_once(sequences.shape[1])):
+        for piece in sequences.split(self._rows_at_once(sequences.shape[1], sequences.device)):
             log_likelihoods, there = self._log_likelihoods(params, piece)
             rows.append((there * log_likelihoods).sum(0))
         return torch.cat(rows)
@@ -112,20 +112,24 @@ class LanguageModel:
     def accuracy(self, params: Tree, sequences: torch.Tensor) -> float:
         """How many of all targets are what the model thinks likeliest; 0 if there are none."""
         right = total = 0
-        for piece in sequences.split(self._rows_at_once(sequences.shape[1])):
+        for piece in sequences.split(self._rows_at_once(sequences.shape[1], sequences.device)):
             targets, there = self._targets(piece)
             right += int((there & (self._scores(params, piece).argmax(-1) == targets)).sum())
             total += int(there.sum())
         return right / max(total, 1)
 
     @torch.no_grad()
-    def sampled(self, params: Tree, count: int, width: int, seed: int) -> torch.Tensor:
-        """Sequences [count, width] on the device of the weights; those without END by then are cut."""
+    def sampled(self, params: Tree, count: int, width: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sequences [count, width] and their log-probabilities [count], on the device of the weights.
+
+        Those without END by then are cut.
+        """
         _check_finite(params)
         rng = torch.Generator(params["embedding"].device).manual_seed(seed)
-        at_once = self._rows_at_once(2)
+        at_once = self._rows_at_once(2, rng.device)
         pieces = [min(at_once, count - done) for done in range(0, count, at_once)]
-        return torch.cat([self._drawn(params, rows, width, rng) for rows in pieces or [0]])
+        drawn, totals = zip(*(self._drawn(params, rows, width, rng) for rows in pieces or [0]), strict=True)
+        return torch.cat(drawn), torch.cat(totals)
 
     @torch.no_grad()
     def likeliest(self, params: Tree, width: int, beams: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -176,8 +180,8 @@ class LanguageModel:
             shapes["output.weight"] = (self.symbols, self._shown)
         return shapes | {"output.bias": (self.symbols,)}
 
-    def _rows_at_once(self, width: int) -> int:
-        return max(1, _AT_ONCE // (max(1, width - 1) * self.symbols))
+    def _rows_at_once(self, width: int, device: torch.device) -> int:
+        return max(1, _AT_ONCE[device.type] // (max(1, width - 1) * self.symbols))
 
     def _targets(self, sequences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What is to be foretold [steps, rows], and where there is something."""
@@ -228,17 +232,19 @@ class LanguageModel:
             shown.append(x)
         return self._read_out(params, x), (torch.stack(cells), torch.stack(shown))
 
-    def _drawn(self, params: Tree, rows: int, width: int, rng: torch.Generator) -> torch.Tensor:
+    def _drawn(self, params: Tree, rows: int, width: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
         drawn = self._started(params, rows, width)
         going, state = torch.arange(rows, device=drawn.device), self._fresh(params, rows)
+        totals = state[0].new_zeros(rows)
         for at in range(1, width):
             if not len(going):
                 break
             logits, state = self._stepped(params, drawn[going, at - 1], state)
-            drawn[going, at] = _drawn_from(logits, rng)
+            drawn[going, at], likely = _drawn_from(logits, rng)
+            totals[going] += likely
             (on,) = (drawn[going, at] != self.end).nonzero(as_tuple=True)
             going, state = going[on], _rows_of(state, on)
-        return drawn
+        return drawn, totals
 
 
 def _cell(gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -322,14 +328,19 @@ def _shown_by(entered: torch.Tensor, recurrent: torch.Tensor, projection: torch.
     return scan(entered, recurrent, projection)[0]
 
 
-def _drawn_from(logits: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """One symbol for each row. By a running sum on a CPU, ten times as fast there; a GPU's differ from run to run."""
+def _drawn_from(logits: torch.Tensor, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """One symbol for each row, and the logarithm of its chance.
+
+    By a running sum on a CPU, ten times as fast there; a GPU's differ from run to run.
+    """
     chances = logits.softmax(-1)
     if chances.is_cuda:
-        return torch.multinomial(chances, 1, generator=rng).squeeze(-1)
-    sums = chances.cumsum(-1)
-    aims = sums[:, -1:] * torch.rand(len(sums), 1, generator=rng, dtype=sums.dtype)
-    return torch.searchsorted(sums, aims, right=True).squeeze(-1).clamp(max=sums.shape[-1] - 1)
+        drawn = torch.multinomial(chances, 1, generator=rng)
+    else:
+        sums = chances.cumsum(-1)
+        aims = sums[:, -1:] * torch.rand(len(sums), 1, generator=rng, dtype=sums.dtype)
+        drawn = torch.searchsorted(sums, aims, right=True).clamp(max=sums.shape[-1] - 1)
+    return drawn.squeeze(-1), chances.gather(-1, drawn).log().squeeze(-1)
 
 
 def _rows_of(state: State, rows: torch.Tensor) -> State:

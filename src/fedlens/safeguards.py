@@ -1,0 +1,55 @@
+"""What keeps a run from harm: nobody else works on it, nobody else's code sees its data, its secrets lie apart."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+from collections.abc import Iterator
+
+from fedlens.ledger import is_remote
+from fedlens.randomness import Randomness
+from fedlens.recipes import Recipe
+
+
+@contextlib.contextmanager
+def alone(folder: pathlib.Path) -> Iterator[None]:
+    """Nobody else works on this run meanwhile; the system lets go of the lock when a process ends, however it ends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"Expected nobody else at work on {folder.name}; another process is.") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def only_our_code(recipe: Recipe, seed: int | None) -> None:
+    """Code of somebody else's would see every private example: it may keep what it saw, and tell it anywhere."""
+    bug, tokenizer = recipe.data.bug, recipe.text.tokenizer if recipe.text else ""
+    if seed is None and bug and ":" in bug.kind:
+        raise ValueError("Expected --simulate with a bug of one's own: its code sees every private example.")
+    if seed is None and ":" in tokenizer:
+        raise ValueError(
+            "Expected --simulate with a tokenizer of one's own: its code sees every private sentence. Split the text "
+            "beforehand, and take tokenizer = 'whitespace'."
+        )
+
+
+def kept_randomness(address: str, out: pathlib.Path, run: str, use: str) -> Randomness:
+    """The same whenever an unfinished run asks again."""
+    folder = _secrets(address, out)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return Randomness.kept_in(folder / f"{run}.{use}.key")
+
+
+def forget_secrets(address: str, out: pathlib.Path, run: str) -> None:
+    """Deletes what the noise of a run was made from, with what a crash may have left of it: it could be taken away."""
+    for secret in _secrets(address, out).glob(f"{run}.*"):
+        secret.unlink()
+
+
+def _secrets(address: str, out: pathlib.Path) -> pathlib.Path:
+    """Where the secrets of unfinished runs lie: beside the ledger, or beside the run folders if that is elsewhere."""
+    return (out if is_remote(address) else pathlib.Path(address).parent) / ".private"
