@@ -409,5 +409,6 @@ def _line(place: int, bug: str, points: Sequence[tuple[float, float]]) -> str:
     path = "L".join(f"{_across(e):.1f} {_down(s):.1f}" for e, s in points)
     dots = "".join(f'<circle cx="{_across(e):.1f}" cy="{_down(s):.1f}" r="4" fill="{colour}"/>' for e, s in points)
     across, down = _across(points[-1][0]), _down(points[-1][1]) + 22 + 18 * place  # below its end, one under the other
-    label = f'<text x="{across:.1f}" y="{down:.1f}" text-anchor="end" fill="{colour}">{bug}</text>'
+    aside = 'text-anchor="end" paint-order="stroke" stroke="#fff" stroke-width="5"'  # a line may run behind it
+    label = f'<text x="{across:.1f}" y="{down:.1f}" {aside} fill="{colour}">{bug}</text>'
     return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"{dash}/>{dots}{label}'
