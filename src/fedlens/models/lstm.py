@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fedlens.trees import Tree
 
 State = tuple[torch.Tensor, torch.Tensor]  # cells [layers, rows, units], and what they show [layers, rows, shown]
-_AT_ONCE = {"cpu": 2**22, "cuda": 2**27}  # scores held at a time where any number of rows may be asked about
+_AT_ONCE = {"cpu": 2**20, "cuda": 2**27}  # scores held at a time: on a CPU they should stay in its cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
