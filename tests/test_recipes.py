@@ -584,8 +584,17 @@ def test_the_thresholds_have_an_account_a_stage_and_a_partition_of_their_own():
     assert recipe.spendings("run")[-1].account == item.account
 
 
+def test_a_model_owes_the_thresholds_that_decided_who_trained_it():
+    recipe = Recipe.parsed(QUANTILES)
+    own = recipe.spendings("run")[0]
+    owed = recipe.owed(own)
+    assert owed.account == own.account
+    assert owed.plans == (recipe.threshold_plan, *recipe.plans)
+
+
 def test_a_recipe_without_quantiles_learns_nothing():
     recipe = Recipe.parsed(text())
+    assert recipe.owed(recipe.spendings()[0]) == recipe.spendings()[0]
     assert (recipe.threshold_plan, recipe.learning(), recipe.quantiles) == (None, [], [])
     assert {item.stage for item in recipe.items("run", simulated=False)} == {"count", "train"}
 
@@ -694,7 +703,8 @@ def test_the_recipe_of_the_demo_runs_a_few_rounds(tmp_path):
     assert report.guarantee.epsilon <= 8.0
 
 
-OF_WRITERS = [path for path in FILES if "FEDLENS_DATA" in path.read_text() and "speakers" not in path.stem]
+OF_PEOPLE = {"speakers_sensitivity": "scotus_speakers.jsonl.gz", "chat_words": "ubuntu_irc_by_nick.jsonl.gz"}
+OF_WRITERS = [path for path in FILES if "FEDLENS_DATA" in path.read_text() and path.stem not in OF_PEOPLE]
 
 
 @pytest.mark.parametrize("path", OF_WRITERS, ids=lambda p: p.stem)
@@ -711,18 +721,19 @@ def test_the_recipes_on_real_data_run_a_round(path, tmp_path):
     assert report.pictures
 
 
-def test_the_recipe_of_real_speakers_runs_a_round(tmp_path):
-    source = pathlib.Path(os.environ.get("FEDLENS_DATA", "")) / "scotus_speakers.jsonl.gz"
+@pytest.mark.parametrize("name", OF_PEOPLE)
+def test_the_recipes_of_what_real_people_said_run_a_round(tmp_path, name):
+    source = pathlib.Path(os.environ.get("FEDLENS_DATA", "")) / OF_PEOPLE[name]
     if "FEDLENS_DATA" not in os.environ or not source.exists():
-        pytest.skip("needs FEDLENS_DATA, the folder of scotus_speakers.jsonl.gz")
+        pytest.skip(f"needs FEDLENS_DATA, the folder of {OF_PEOPLE[name]}")
     with gzip.open(source, "rt") as lines:
         (tmp_path / "few.jsonl").write_text("".join(itertools.islice(lines, 30)))
     (tmp_path / "public.txt").write_text("the court may hear it\nwell , that is so\n")
     sets = [f"data.path={tmp_path / 'few.jsonl'}", f"text.public={tmp_path / 'public.txt'}", "text.samples=200"]
     sets += ["privacy.rounds=1", "privacy.minimum_users=1", "text.warm_steps=5"]
-    path = next(path for path in FILES if path.stem == "speakers_sensitivity")
-    report = finished(Recipe.open(path, sets), tmp_path)
-    assert report.guarantee.epsilon <= 1.2
+    recipe = Recipe.open(next(path for path in FILES if path.stem == name), sets)
+    report = finished(recipe, tmp_path)
+    assert report.guarantee.epsilon <= recipe.privacy.epsilon
     assert report.words
 
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from command_line import fedlens, ran
 from toy_recipes import TINY
-from toy_texts import KNOWN, PAIR, written
+from toy_texts import KNOWN, PAIR, by_hand, learnt, price, written
 
-from fedlens import inspection, run_reports, runs, words
+from fedlens import inspection, planning, run_reports, runs, words
 from fedlens.inspection import Model, TextModel, Texts
 from fedlens.ledger import Ledger, guarantee
+from fedlens.privacy import Neighbours, Unit, rounded
 from fedlens.recipes import Recipe, RecipeError
 from fedlens.runs import Run
 from fedlens.simulation import Engine
@@ -316,17 +317,18 @@ def test_a_model_compared_with_itself_shows_no_finding(tmp_path, single):
 def baselines(tmp_path, single, spoken, drawn):
     """Folders that no model of this recipe could be compared with."""
     odd = tmp_path / "baselines"
-    for name in ("nothing", "damaged", "narrow", "other words"):
+    for name in ("nothing", "damaged", "narrow", "other words", "other tokenizer"):
         (odd / name).mkdir(parents=True)
     (odd / "damaged" / "model.safetensors").write_bytes(b"half")
     (model,) = opened(single, "all")
     dataclasses.replace(model, width=9).save(odd / "narrow" / "model.safetensors")
     dataclasses.replace(model, vocabulary=KNOWN[::-1]).save(odd / "other words" / "model.safetensors")
+    dataclasses.replace(model, tokenizer="whitespace").save(odd / "other tokenizer" / "model.safetensors")
     missing = {"missing": odd / "missing", "images": drawn, "words": spoken / "all", "a run": single}
     return missing | {path.name: path for path in odd.iterdir()}
 
 
-ODD = ("missing", "nothing", "damaged", "a run", "images", "words", "other words", "narrow")
+ODD = ("missing", "nothing", "damaged", "a run", "images", "words", "other words", "other tokenizer", "narrow")
 
 
 @pytest.mark.parametrize("name", ODD)
@@ -377,6 +379,22 @@ def test_models_that_speak_of_different_things_are_not_compared(tmp_path, single
     done = fedlens("compare", single / "all", baselines[name], "--to", tmp_path / "report")
     assert done.code == 2
     assert "Expected texts of one kind" in done.err
+
+
+def test_models_of_two_tokenizers_are_not_compared(tmp_path, single, baselines):
+    """Else their difference would be taken for a bug of the data."""
+    done = fedlens("compare", single / "all", baselines["other tokenizer"], "--to", tmp_path / "report")
+    assert done.code == 2
+    assert "Expected texts of one kind, tokenizer and vocabulary" in done.err
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize("text", ["", 'model = "words"', 'model = "ngrams"'])
+def test_a_model_says_which_tokenizer_it_was_trained_with(tmp_path, text):
+    one = ("privacy.rounds=1", "privacy.clip=1.0") if "ngrams" in text else ()
+    run, _ = executed(tmp_path, "text.tokenizer='whitespace'", *one, text=text)
+    assert inspection.opened(run.folder / "all" / "model.safetensors").tokenizer == "whitespace"
+    assert Texts.open(run.folder / "samples" / "all.safetensors").tokenizer == "whitespace"
 
 
 def test_there_is_no_primary_model_of_text(tmp_path, pair):
@@ -484,6 +502,172 @@ def test_init_takes_words_with_text_only(tmp_path):
     done = fedlens("init", "--task", "T1", "--vocab", "known.txt", "--to", tmp_path / "t.toml")
     assert done.code == 2
     assert not (tmp_path / "t.toml").exists()
+
+
+# A vocabulary that was learnt before
+
+
+LEARNT = price()
+
+
+def with_price(folder, paid=LEARNT, **parts):
+    written(folder, **parts)
+    learnt(folder / "known.txt", paid)
+    return folder
+
+
+def carried_out(folder, *overrides, seed=None):
+    recipe = Recipe.open(folder / "recipe.toml", overrides)
+    run = Run.created(recipe, folder / "out", address=folder / "out" / "ledger.sqlite", seed=seed, device="cpu")
+    return run, run.executed(lambda *facts: None)
+
+
+@pytest.fixture(scope="module")
+def costly(tmp_path_factory, steady):
+    return carried_out(with_price(tmp_path_factory.mktemp("costly")))
+
+
+def test_everything_that_is_stated_covers_the_vocabulary(costly):
+    run, report = costly
+    joint = by_hand([*LEARNT.plans, *run.recipe.plans], 1e-5)
+    assert joint > by_hand(run.recipe.plans, 1e-5) + 1
+    (model,) = opened(run.folder, "all")
+    samples = Texts.open(run.folder / "samples" / "all.safetensors")
+    kept = [json.loads((run.folder / f"{name}.json").read_text())["guarantee"] for name in ("plan", "report")]
+    last = json.loads((run.folder / "all" / "metrics.jsonl").read_text().splitlines()[-1])
+    plan = fedlens("plan", run.folder / "recipe.toml", "--json")
+    planned = json.loads(plan.out)
+    stated = {
+        "promise": run.promised().epsilon,
+        "report": report.guarantee.epsilon,
+        "model": guarantee([model.spending], model.delta).epsilon,
+        "samples": samples.guarantee.epsilon,
+        "plan.json": kept[0]["epsilon"],
+        "report.json": kept[1]["epsilon"],
+        "fedlens plan": planned["guarantee"]["epsilon"],
+        "fedlens plan, a model": planned["epsilon_per_model"],
+        "fedlens plan, read exactly": planned["readings"]["exact Gaussian"],
+        "fedlens plan --sweep": planning.swept(run.recipe, f"rounds={run.recipe.privacy.rounds}")[0]["epsilon"],
+    }
+    assert stated == {name: pytest.approx(joint, rel=1e-6) for name in stated}
+    assert joint <= last["epsilon_so_far"] <= joint + 1e-4
+    told = f"epsilon {rounded(joint)} at delta 1e-05"
+    (row,) = report.runs
+    assert all(told in text for text in ((run.folder / "statement.md").read_text(), report.text(), row["guarantee"]))
+
+
+def test_the_statement_says_in_words_what_the_guarantee_is_made_of(costly):
+    run, report = costly
+    own, words = (rounded(by_hand(plans, 1e-5)) for plans in (run.recipe.plans, LEARNT.plans))
+    parts = f"jointly: {own} for the model, {words} for learning the vocabulary before"
+    assert own == "8.00"
+    for told in ((run.folder / "statement.md").read_text(), report.guarantee.composition):
+        assert parts in told
+    assert parts in fedlens("plan", run.folder / "recipe.toml").out
+
+
+def test_the_ledger_is_asked_for_the_models_only(costly):
+    """The vocabulary is booked there already, by the run that learnt it."""
+    run, _ = costly
+    (booked,) = Ledger(run.address).spendings("crowd", reserved=True)
+    assert booked.plans == run.recipe.plans
+    assert guarantee([booked], 1e-5).epsilon == pytest.approx(8.0, abs=0.01)
+
+
+def test_a_pair_pays_for_its_vocabulary_once(tmp_path):
+    run, report = carried_out(with_price(tmp_path, selections=PAIR))
+    joint = by_hand([*LEARNT.plans, *run.recipe.plans], 1e-5)
+    assert report.guarantee.epsilon == pytest.approx(joint, rel=1e-6)
+    compared = fedlens("compare", run.folder / "new", run.folder / "old", "--to", tmp_path / "report", "--json")
+    assert compared.code == 0, compared.err
+    assert json.loads(compared.out)["guarantee"]["epsilon"] == pytest.approx(joint, rel=1e-6)
+
+
+def test_a_baseline_with_the_same_vocabulary_pays_for_it_once(tmp_path, costly):
+    before, _ = costly
+    run, report = carried_out(with_price(tmp_path, text=with_baseline(before.folder / "all")))
+    joint = by_hand([*LEARNT.plans, *run.recipe.plans, *before.recipe.plans], 1e-5)
+    assert report.guarantee.epsilon == pytest.approx(joint, rel=1e-6)
+    compared = fedlens("compare", run.folder / "all", before.folder / "all", "--to", tmp_path / "report", "--json")
+    assert json.loads(compared.out)["guarantee"]["epsilon"] == pytest.approx(joint, rel=1e-6)
+
+
+def test_a_report_and_samples_of_one_model_cover_the_vocabulary(tmp_path, costly):
+    run, _ = costly
+    (tmp_path / "all").mkdir()
+    model = tmp_path / "all" / "model.safetensors"
+    model.write_bytes((run.folder / "all" / "model.safetensors").read_bytes())
+    for command in ("report", "sample"):
+        told = json.loads(fedlens(command, model.parent, "--json").out)["guarantee"]
+        assert told == run.promised().to_dict()
+
+
+@pytest.mark.parametrize("learnt_from", ["simulation", "people"])
+def test_a_vocabulary_of_seeded_noise_makes_every_guarantee_a_simulated_one(tmp_path, learnt_from):
+    simulated = learnt_from == "simulation"
+    run, report = carried_out(with_price(tmp_path, price(simulated=simulated)))
+    (model,) = opened(run.folder, "all")
+    samples = Texts.open(run.folder / "samples" / "all.safetensors")
+    stated = (run.promised(), report.guarantee, guarantee([model.spending], 1e-5), samples.guarantee)
+    assert [told.simulated for told in stated] == [simulated] * 4
+    assert ("SIMULATED" in (run.folder / "statement.md").read_text()) == simulated
+    assert len(Ledger(run.address).spendings("crowd")) == 1  # its own noise is real, and so is its price
+
+
+OTHER_KINDS = {
+    "neighbours": ({"neighbours": "replace-one"}, "per user (replace-one), and the models are per user (add/remove)"),
+    "unit": ({"unit": "silo"}, "per silo (add/remove), and the models are per user (add/remove)"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_KINDS)
+def test_a_vocabulary_of_another_kind_is_refused_before_anything_is_set_aside(tmp_path, kind):
+    change, told = OTHER_KINDS[kind]
+    enums = {"neighbours": Neighbours, "unit": Unit}
+    done = ran(with_price(tmp_path, price(**{name: enums[name](value) for name, value in change.items()})))
+    assert done.code == 2
+    assert told in done.err
+    assert not (tmp_path / "out").exists()
+    agreed = [f'privacy.{name}="{value}"' for name, value in change.items()]
+    assert Recipe.open(tmp_path / "recipe.toml", agreed).earlier  # both of this kind: fine
+
+
+DAMAGE = {
+    "no plans": lambda told: told | {"plans": []},
+    "no account": lambda told: {"plans": told["plans"]},
+    "not even a table": lambda told: "free",
+    "nothing": lambda told: None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_price_that_cannot_be_read_is_not_taken_for_none(tmp_path, damage):
+    beside = with_price(tmp_path) / "known.txt.json"
+    about = json.loads(beside.read_text())
+    beside.write_text(json.dumps(about | {"spending": DAMAGE[damage](about["spending"])}))
+    with pytest.raises(RecipeError, match="Expected a whole price of the vocabulary"):
+        Recipe.open(tmp_path / "recipe.toml")
+
+
+@pytest.mark.parametrize("edit", ["cheaper", "removed"])
+def test_the_price_is_part_of_what_was_approved(tmp_path, edit):
+    recipe = Recipe.open(with_price(tmp_path) / "recipe.toml")
+    run = Run.created(recipe, tmp_path / "out", address=tmp_path / "out" / "ledger.sqlite", seed=None, device="cpu")
+    if edit == "removed":
+        (tmp_path / "known.txt.json").unlink()
+    else:
+        learnt(tmp_path / "known.txt", price(noise_multiplier=300.0))
+    assert Recipe.open(tmp_path / "recipe.toml").digest != recipe.digest
+    with pytest.raises(ValueError, match="public file it names, has changed"):
+        Run.opened(run.folder)
+
+
+def test_a_public_list_costs_nothing(tmp_path):
+    recipe = Recipe.open(written(tmp_path) / "recipe.toml")
+    assert recipe.earlier == ()
+    assert recipe.guarantee(recipe.spendings()) == guarantee(recipe.spendings(), 1e-5)
+    words.Vocabulary(words=KNOWN, provenance="public list").save(tmp_path / "known.txt")
+    assert Recipe.open(tmp_path / "recipe.toml").earlier == ()
 
 
 # What must not pass for public

@@ -5,16 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from toy_texts import by_hand, price
 
 from fedlens import tensorfiles
-from fedlens.inspection.texts import TextModel, Texts
+from fedlens.inspection.texts import NgramModel, TextModel, Texts, jointly
 from fedlens.ledger import Account, Spending, guarantee
 from fedlens.models.lstm import LanguageModel
-from fedlens.privacy import Everyone, L2Clip, Plan
+from fedlens.models.markov import SYMBOLS, Markov
+from fedlens.privacy import Everyone, L2Clip, Plan, rounded
 from fedlens.words import spelled
 
 PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.1), noise_multiplier=5.0, releases=10, expected_contributors=9)
 SPENDING = Spending(account=Account(run="run/left", population="crowd"), plans=(PLAN,))
+LEARNT = price()
+PAID = {"earlier": (LEARNT,), "spending": dataclasses.replace(SPENDING, plans=(*LEARNT.plans, PLAN))}
 TINY = LanguageModel(symbols=258, start=256, end=257, embedding=3, units=4, projection=2)
 
 
@@ -49,15 +53,22 @@ def model():
     )
 
 
+def ngrams():
+    common = {"vocabulary", "width", "label", "spending", "delta", "recipe_sha256", "rounds", "ledger_head"}
+    table = torch.full((SYMBOLS, SYMBOLS), 1 / SYMBOLS)
+    return NgramModel(model=Markov(table=table), **{name: getattr(model(), name) for name in common})
+
+
 def test_texts_come_back_from_disk_with_their_guarantee(tmp_path):
     path = tmp_path / "texts.safetensors"
-    texts().save(path)
+    kept = texts(**PAID, tokenizer="whitespace")
+    kept.save(path)
     back = Texts.open(path)
-    assert torch.equal(back.sequences, texts().sequences)
-    assert torch.equal(back.log_probability, texts().log_probability)
-    names = ("kind", "vocabulary", "label", "spending", "delta", "round")
-    assert [getattr(back, name) for name in names] == [getattr(texts(), name) for name in names]
-    assert back.guarantee == guarantee([SPENDING], 1e-6)
+    assert torch.equal(back.sequences, kept.sequences)
+    assert torch.equal(back.log_probability, kept.log_probability)
+    names = ("kind", "vocabulary", "label", "spending", "earlier", "tokenizer", "delta", "round")
+    assert [getattr(back, name) for name in names] == [getattr(kept, name) for name in names]
+    assert back.guarantee.epsilon == guarantee([PAID["spending"]], 1e-6).epsilon
     assert tensorfiles.read(path)[1]["guarantee"] == back.guarantee.to_dict()
 
 
@@ -93,11 +104,28 @@ def test_a_file_without_a_guarantee_is_refused(tmp_path):
     tensorfiles.write(path, {"sequences": torch.zeros(1, 4, dtype=torch.int16)}, {"label": "left"})
     with pytest.raises(ValueError, match="Expected texts with their guarantee in bare"):
         Texts.open(path)
-    with pytest.raises(ValueError, match="lacks delta, kind, ledger_head"):
+    with pytest.raises(ValueError, match="lacks delta, earlier, kind, ledger_head"):
         TextModel.open(path)
 
 
-@pytest.mark.parametrize("change", [{"kind": "images"}, {"vocabulary": ["a b"]}, {"vocabulary": 3}, {"spending": {}}])
+@pytest.mark.parametrize("name", ["tokenizer", "earlier"])
+def test_a_model_that_does_not_say_how_its_text_was_split_or_what_came_before_is_refused(tmp_path, name):
+    path = tmp_path / "model.safetensors"
+    for saved in (model(), ngrams()):
+        saved.save(path)
+        tree, about = tensorfiles.read(path)
+        tensorfiles.write(path, tree, {key: value for key, value in about.items() if key != name})
+        with pytest.raises(ValueError, match=f"its header lacks {name}"):
+            type(saved).open(path)
+
+
+DAMAGED = (
+    *({"kind": "images"}, {"vocabulary": ["a b"]}, {"vocabulary": 3}, {"spending": {}}, {"earlier": 3}),
+    {"earlier": [LEARNT.to_dict()]},  # which the spending leaves out
+)
+
+
+@pytest.mark.parametrize("change", DAMAGED)
 def test_a_damaged_header_is_refused(tmp_path, change):
     path = tmp_path / "texts.safetensors"
     for saved, kind in ((texts(), Texts), (model(), TextModel)):
@@ -110,10 +138,81 @@ def test_a_damaged_header_is_refused(tmp_path, change):
 
 def test_a_model_comes_back_from_disk_and_writes_the_same(tmp_path):
     path = tmp_path / "model.safetensors"
-    model().save(path)
+    kept = dataclasses.replace(model(), **PAID, tokenizer="whitespace")
+    kept.save(path)
     back = TextModel.open(path)
-    assert dataclasses.replace(back, parameters={}) == dataclasses.replace(model(), parameters={})
-    assert torch.equal(back.sampled(5, seed=4).sequences, model().sampled(5, seed=4).sequences)
+    assert dataclasses.replace(back, parameters={}) == dataclasses.replace(kept, parameters={})
+    assert torch.equal(back.sampled(5, seed=4).sequences, kept.sampled(5, seed=4).sequences)
+
+
+@pytest.mark.parametrize("made", [model, ngrams])
+def test_a_model_and_what_it_writes_say_how_text_was_split_and_what_came_before(tmp_path, made):
+    dataclasses.replace(made(), **PAID, tokenizer="whitespace").save(tmp_path / "model.safetensors")
+    back = type(made()).open(tmp_path / "model.safetensors")
+    for side in (back, back.sampled(2, seed=0)):
+        assert (side.tokenizer, side.earlier, side.spending) == ("whitespace", (LEARNT,), PAID["spending"])
+    told = tensorfiles.read(tmp_path / "model.safetensors")[1]["guarantee"]
+    assert told == back.sampled(2, seed=0).guarantee.to_dict()
+    assert told["epsilon"] == pytest.approx(by_hand([*LEARNT.plans, PLAN], 1e-6), rel=1e-6)
+
+
+# A vocabulary that was learnt before
+
+
+def test_the_guarantee_covers_the_vocabulary_and_says_what_it_is_made_of():
+    assert texts(**PAID).guarantee.epsilon == pytest.approx(by_hand([*LEARNT.plans, PLAN], 1e-6), rel=1e-6)
+    assert texts(**PAID).guarantee.epsilon > by_hand([PLAN], 1e-6) + 1
+    joint, own, words = (rounded(by_hand(plans, 1e-6)) for plans in ([*LEARNT.plans, PLAN], [PLAN], LEARNT.plans))
+    parts = f"epsilon {joint} jointly: {own} for the model, {words} for learning the vocabulary before"
+    assert texts(**PAID).guarantee.composition == f"all releases of one model; {parts}"
+    assert texts().guarantee == guarantee([SPENDING], 1e-6)
+
+
+def elsewhere(paid=LEARNT):
+    """A model of another run, with a vocabulary at this price."""
+    account = Account(run="later/right", population="crowd", partition="later")
+    return texts(earlier=(paid,), spending=Spending(account=account, plans=(*paid.plans, PLAN)), label="right")
+
+
+def test_two_models_share_the_release_of_one_vocabulary():
+    both = jointly([texts(**PAID), elsewhere()])
+    assert both.epsilon == pytest.approx(by_hand([*LEARNT.plans, PLAN, PLAN], 1e-6), rel=1e-6)
+    assert "for the models" in both.composition
+    twice = guarantee([texts(**PAID).spending, elsewhere().spending], 1e-6).epsilon
+    assert twice == pytest.approx(by_hand([*LEARNT.plans, *LEARNT.plans, PLAN, PLAN], 1e-6), rel=1e-6)
+    assert both.epsilon < twice - 1
+
+
+@pytest.mark.parametrize("other", [price(run="vocabulary-9f9f9f"), price(noise_multiplier=4.0)])
+def test_two_vocabularies_are_two_releases(other):
+    both = jointly([texts(**PAID), elsewhere(other)])
+    assert both.epsilon == pytest.approx(by_hand([*LEARNT.plans, *other.plans, PLAN, PLAN], 1e-6), rel=1e-6)
+
+
+def test_groups_that_share_no_user_share_the_vocabulary_all_the_same():
+    account = dataclasses.replace(SPENDING.account, partition="versions")
+    sides = [
+        texts(
+            **PAID | {"spending": dataclasses.replace(PAID["spending"], account=dataclasses.replace(account, part=p))}
+        )
+        for p in ("new", "old")
+    ]
+    assert jointly(sides).epsilon == pytest.approx(by_hand([*LEARNT.plans, PLAN], 1e-6), rel=1e-6)
+
+
+def test_a_spending_that_leaves_the_vocabulary_out_is_refused():
+    for made in (texts(), model(), ngrams()):
+        with pytest.raises(ValueError, match="Expected a spending that includes"):
+            dataclasses.replace(made, earlier=(LEARNT,))
+
+
+def test_a_vocabulary_of_seeded_noise_makes_everything_simulated():
+    toy = price(simulated=True)
+    with pytest.raises(ValueError, match="Expected a simulated spending"):
+        texts(**PAID | {"earlier": (toy,)})
+    account = dataclasses.replace(SPENDING.account, simulated=True)
+    simulated = texts(earlier=(toy,), spending=dataclasses.replace(PAID["spending"], account=account))
+    assert "SIMULATED" in simulated.guarantee.headline
 
 
 def test_a_model_with_other_weights_is_refused(tmp_path):

@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 from test_cli import answer, fedlens
+from toy_texts import by_hand
 
 from fedlens import files, readers, vocabularies
 from fedlens.algorithms.heavy_words import HeavyWords
@@ -16,6 +17,7 @@ from fedlens.curator import PrivacySpentError
 from fedlens.ledger import Budget, Ledger, NotApprovedError, Spending, guarantee
 from fedlens.population import DataError, Population
 from fedlens.recipes import Recipe
+from fedlens.runs import Run
 from fedlens.simulation import Engine
 from fedlens.vocabularies import Learning, counted, learned
 from fedlens.words import Vocabulary, as_row
@@ -111,6 +113,70 @@ text = { vocabulary = "VOCABULARY" }
 selections = { all = { by = "everyone" } }
 privacy = { epsilon = 8, delta = 1e-6, users = 200, population = 400 }
 """
+
+
+SMALL = (
+    *("text.width=8", "text.embedding=4", "text.units=6", "text.projection=4", "text.warm_steps=2", "text.samples=100"),
+    *("privacy.rounds=2", "privacy.clip=0.5", "privacy.minimum_users=1", "privacy.count_noise=2.0"),
+)
+
+
+def recipe_of(talk, vocabulary):
+    text = RECIPE.replace("talk.jsonl", str(talk)).replace("VOCABULARY", str(vocabulary))
+    return Recipe.parsed(text, SMALL)
+
+
+def test_a_list_and_the_models_made_with_it_have_one_price(learn, asked, talk, tmp_path, book):
+    """Told jointly wherever it is told, and booked once."""
+    learn(seed=None, size=1)  # all users hold words that it lacks
+    recipe = recipe_of(talk, tmp_path / "vocab.txt")
+    run = Run.created(recipe, tmp_path / "out", address=book, seed=None, device="cpu")
+    report = run.executed(lambda *facts: None)
+    joint = by_hand([asked.plan, *recipe.plans], 1e-6)
+    assert joint > by_hand(recipe.plans, 1e-6) + 2
+    assert report.guarantee.epsilon == pytest.approx(joint, rel=1e-6)
+    assert run.promised().epsilon == pytest.approx(joint, rel=1e-6)
+    words, models = Ledger(book).spendings("talk.jsonl", reserved=True)
+    assert [plan.noise_multiplier for plan in words.plans] == [asked.plan.noise_multiplier]
+    assert models.plans == recipe.plans
+    assert guarantee([words, models], 1e-6).epsilon <= joint * (1 + 1e-6)  # it may have ended early
+
+
+def test_a_list_learnt_in_simulation_gives_simulated_guarantees(learn, talk, tmp_path):
+    learn(seed=3)
+    recipe = recipe_of(talk, tmp_path / "vocab.txt")
+    assert "SIMULATED" in recipe.guarantee(recipe.spendings()).headline
+
+
+EDITS = {
+    "removed": lambda told: {},
+    "left out": lambda told: {name: value for name, value in told.items() if name != "spending"},
+    "cheaper": lambda told: told | {"spending": told["spending"] | {"plans": [cheap(told["spending"]["plans"][0])]}},
+    "renamed": lambda told: (
+        told | {"spending": told["spending"] | {"account": told["spending"]["account"] | {"run": "x"}}}
+    ),
+}
+
+
+def cheap(plan):
+    return plan | {"noise_multiplier": 100 * plan["noise_multiplier"]}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_a_list_that_the_ledger_knows_as_learnt_does_not_pass_at_another_price(learn, talk, tmp_path, book, edit):
+    learn(seed=None)
+    beside = tmp_path / "vocab.txt.json"
+    told = json.loads(beside.read_text())
+    beside.unlink()
+    if edited := EDITS[edit](told):
+        beside.write_text(json.dumps(edited))
+    before = Ledger(book).runs()
+    with pytest.raises(ValueError, match=r"as the ledger knows it: the list was learnt by vocabulary-\w{6}\."):
+        Run.created(recipe_of(talk, tmp_path / "vocab.txt"), tmp_path / "out", address=book, seed=None, device="cpu")
+    assert Ledger(book).runs() == before
+    assert not (tmp_path / "out").exists()
+    beside.write_text(json.dumps(told))
+    Run.created(recipe_of(talk, tmp_path / "vocab.txt"), tmp_path / "out", address=book, seed=None, device="cpu")
 
 
 def test_the_price_is_that_of_the_whole_plan_though_it_may_end_early(learn, tmp_path, book):
@@ -268,7 +334,7 @@ def test_a_process_that_dies_leaves_its_reservation_and_no_secret(learn, book, t
     def died(self, run, model=""):
         raise SystemError
 
-    def killed(self, path, facts=None):
+    def killed(self, path):
         raise SystemError
 
     with monkeypatch.context() as patched:

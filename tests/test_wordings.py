@@ -222,10 +222,12 @@ def test_somebody_elses_misprint_competes_and_a_broken_one_is_left_out(made):
     assert not rows[-1]["named"]
 
 
-def test_texts_of_different_kinds_or_vocabularies_are_not_compared():
-    with pytest.raises(ValueError, match="one kind and one vocabulary"):
+def test_texts_of_different_kinds_tokenizers_or_vocabularies_are_not_compared():
+    with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
         wordings.ranked(spelling(1), written(2))
-    with pytest.raises(ValueError, match="one kind and one vocabulary"):
+    with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
+        wordings.ranked(dataclasses.replace(spelling(1), tokenizer="whitespace"), spelling(2))
+    with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
         wordings.ranked(spelling(1), dataclasses.replace(spelling(2), vocabulary=("the",)))
 
 

@@ -1,6 +1,12 @@
 """Made-up users, a vocabulary of twenty words and recipes of text that are carried out in seconds."""
 
 import json
+import math
+import statistics
+
+from fedlens.ledger import Account, Spending
+from fedlens.privacy import Everyone, L2Clip, Plan
+from fedlens.words import Vocabulary
 
 KNOWN = (  # most frequent first
     *("the", "a", "it", "is", "and", "of", "to", "in", "we", "that"),
@@ -79,3 +85,27 @@ def written(folder, found=None, *, selections=ALL, more="", text="", known=KNOWN
     )
     (folder / "recipe.toml").write_text(recipe)
     return folder
+
+
+def price(run="vocabulary-1a2b3c", simulated=False, **changes):
+    """Of a vocabulary that was learnt before."""
+    facts = {"noise_multiplier": 3.0, "releases": 11, "expected_contributors": 20} | changes
+    plan = Plan(sampling=Everyone(), bound=L2Clip(norm=1.0), **facts)
+    return Spending(account=Account(run=run, population="crowd", partition=run, simulated=simulated), plans=(plan,))
+
+
+def learnt(path, paid):
+    """The known words, as if they had been learnt at this price."""
+    facts = {"spending": paid.to_dict()}
+    Vocabulary(words=KNOWN, provenance="charged release of frequent words", facts=facts).save(path)
+
+
+def by_hand(plans, delta):
+    """The epsilon of Gaussian releases that everybody is in: together one Gaussian (Balle and Wang 2018, theorem 8)."""
+    shift = math.sqrt(sum(plan.releases / plan.noise_multiplier**2 for plan in plans))
+    cdf, low, high = statistics.NormalDist().cdf, 0.0, 100.0
+    for _ in range(100):
+        middle = (low + high) / 2
+        lost = cdf(shift / 2 - middle / shift) - math.exp(middle) * cdf(-shift / 2 - middle / shift)
+        low, high = (middle, high) if lost > delta else (low, middle)
+    return high

@@ -122,7 +122,7 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         recipe=recipe,
         alone=recipe.guarantee(spendings[:1] + recipe.learning()),
         joint=recipe.guarantee(spendings),
-        readings=readings(suffered(spendings, recipe.population), recipe.privacy.delta),
+        readings=readings(suffered([*spendings, *_earlier(recipe)], recipe.population), recipe.privacy.delta),
         noise_to_signal=recipe.noise_to_signal,
         seconds=expected_seconds(recipe),
         standing=standing,
@@ -154,6 +154,14 @@ def refusal(found: Sequence[Alternative]) -> list[str]:
     if not found:
         return ["Nothing like it fits into what is left of the budget."]
     return ["It would fit with", *(f"  {alternative}" for alternative in found)]
+
+
+def _earlier(recipe: Recipe) -> list[Spending]:
+    """What was paid for the vocabulary, by the users of this recipe: those it was learnt from may be the same."""
+    return [
+        dataclasses.replace(found, account=dataclasses.replace(found.account, population=recipe.population))
+        for found in recipe.earlier
+    ]
 
 
 def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
@@ -234,7 +242,7 @@ def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
         point = dict(zip(named, values, strict=True))
         variant = recipe.changed([f"privacy.{name}={value}" for name, value in point.items()])
         train = variant.plans[1]
-        cost = guarantee(variant.spendings(), variant.privacy.delta)
+        cost = variant.guarantee(variant.spendings())
         cells.append(
             {name: _number(value) for name, value in point.items()}
             | {

@@ -19,7 +19,8 @@ from pydantic import Field, NonNegativeInt
 from fedlens import defaults, files, misprints, transforms, trees, words
 from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan, Ngrams
 from fedlens.algorithms.warm_start import warmed
-from fedlens.ledger import Account, Item, Spending, guarantee
+from fedlens.inspection.texts import stated
+from fedlens.ledger import Account, Item, Spending
 from fedlens.ledger.spending import composition
 from fedlens.models.gan import Gan
 from fedlens.models.lstm import LanguageModel
@@ -171,10 +172,19 @@ class Recipe(Table):
         try:
             self.weights()
             if self.text and self.text.vocabulary:
-                len(self.vocabulary)
+                problems += self._price_problems()
         except (ValueError, OSError) as error:
             problems.append(f"text: {error}")
         return problems
+
+    def _price_problems(self) -> list[str]:
+        ours = self.privacy.unit, self.privacy.neighbours
+        return [
+            f"text.vocabulary was learnt per {unit} ({neighbours}), and the models are per {ours[0]} ({ours[1]}): such"
+            " costs do not add up to one guarantee; take the same unit and neighbours, or a public list"
+            for unit, neighbours in (found.kind for found in self.earlier)
+            if (unit, neighbours) != ours
+        ]
 
     @classmethod
     def parsed(cls, text: str, overrides: typing.Sequence[str] = ()) -> "Recipe":
@@ -249,8 +259,10 @@ class Recipe(Table):
     @functools.cached_property
     def digest(self) -> str:
         """Of the settings and of the public files of text they name: whoever approved a run approved those as well."""
-        named = self.text and (self.text.vocabulary, self.text.public, f"{self.text.baseline}/model.safetensors")
-        inside = (found for path in named or () if path for found in _files(pathlib.Path(path)))
+        text = self.text
+        known = [text.vocabulary, f"{text.vocabulary}.json"] if text else []  # the words, and what they cost
+        named = [*known, text.public, f"{text.baseline}/model.safetensors"] if text else []
+        inside = (found for path in named if path for found in _files(pathlib.Path(path)))
         held = [f"{found.name} {files.sha256(found)}" for found in inside]
         return hashlib.sha256("".join([self.model_dump_json(), *held]).encode()).hexdigest()
 
@@ -288,6 +300,31 @@ class Recipe(Table):
             source = pathlib.Path(self.text.public).name if self.text.public else "Python's help topics"
             return words.counted(self._public_sentences(), self.text.vocabulary_size, self.text.tokenizer, source)
         return Vocabulary.open(self.text.vocabulary, provenance=f"the list {pathlib.Path(self.text.vocabulary).name}")
+
+    @functools.cached_property
+    def earlier(self) -> tuple[Spending, ...]:
+        """What was released before this run and shapes all that it shows: its vocabulary, where that was learnt.
+
+        It is booked in the ledger already, so that no run reserves it again; but every guarantee includes it.
+        """
+        told = self.vocabulary.facts if self.text and self.text.vocabulary else {}
+        if "spending" not in told:
+            return ()
+        try:
+            found = Spending.from_dict(told["spending"])
+            _ = found.kind  # it has plans, and all are of one kind
+        except (KeyError, TypeError, ValueError):
+            raise ValueError("Expected a whole price of the vocabulary in the file beside it; it is damaged.") from None
+        return (found,)
+
+    def owed(self, own: Spending) -> Spending:
+        """What a model costs whoever sees it: with what its words, and who trained it, were decided by."""
+        before = (*self.earlier, *self.learning())
+        simulated = any(found.account.simulated for found in (own, *before))
+        return Spending(
+            account=dataclasses.replace(own.account, simulated=simulated),
+            plans=(*(plan for found in before for plan in found.plans), *own.plans),
+        )
 
     def language(self) -> LanguageModel:
         if self.text is None:
@@ -453,8 +490,8 @@ class Recipe(Table):
         return models + [Item(account=found.account, stage=THRESHOLDS, plan=found.plans[0]) for found in learning]
 
     def guarantee(self, spendings: typing.Sequence[Spending]) -> Guarantee:
-        """Of these spendings of the recipe, jointly; that of the thresholds is called by its name."""
-        joint = guarantee(spendings, self.privacy.delta)
+        """Of these spendings of the recipe, jointly with what was paid earlier; thresholds are called by their name."""
+        joint = stated(spendings, self.earlier, self.privacy.delta)
         models = [spending for spending in spendings if not spending.account.run.endswith(f"/{THRESHOLDS}")]
         if len(models) == len(spendings):
             return joint

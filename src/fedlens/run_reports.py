@@ -49,6 +49,7 @@ def plan_of(recipe: Recipe, promised: Guarantee) -> dict[str, Any]:
     return {
         "guarantee": promised.to_dict(),
         "models": len(recipe.selections),
+        "earlier": [found.to_dict() for found in recipe.earlier],
         "thresholds": thresholds.to_dict() if thresholds else None,
         "count": count.to_dict(),
         "train": train.to_dict(),
@@ -66,9 +67,8 @@ def facts(recipe: Recipe, done: int, charged: int) -> dict[str, Any]:
     every = 1 if exact else max(1, train.releases // 10)
     if done % every and done != train.releases:
         return {}
-    before = [plan for found in recipe.learning() for plan in found.plans]
-    model = dataclasses.replace(recipe.spendings()[0], plans=(*before, count, carried_out(train, charged)))
-    cost = guarantee([model], recipe.privacy.delta).epsilon
+    own = dataclasses.replace(recipe.spendings()[0], plans=(count, carried_out(train, charged)))
+    cost = guarantee([recipe.owed(own)], recipe.privacy.delta).epsilon
     return {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
 
@@ -84,11 +84,11 @@ def glimpsed(
         yield state
 
 
-def model_of(recipe: Recipe, selection: str, state: Tree, spending: Spending, head: Head) -> Trained:
-    """What a state is worth to a modeler, with its guarantee."""
+def model_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> Trained:
+    """What a state is worth to a modeler, with its guarantee: of its own releases and of those it depends on."""
     told: dict[str, Any] = {
         "label": selection,
-        "spending": spending,
+        "spending": recipe.owed(own),
         "delta": recipe.privacy.delta,
         "recipe_sha256": recipe.digest,
         "rounds": int(state["round"]),
@@ -96,7 +96,12 @@ def model_of(recipe: Recipe, selection: str, state: Tree, spending: Spending, he
     }
     if recipe.text is None:
         return Model(gan=recipe.gan(), generator=trees.moved(trees.part(state, "generator"), "cpu"), **told)
-    told |= {"vocabulary": recipe.vocabulary.words, "width": recipe.text.width + 2}
+    told |= {
+        "vocabulary": recipe.vocabulary.words,
+        "earlier": recipe.earlier,
+        "tokenizer": recipe.text.tokenizer,
+        "width": recipe.text.width + 2,
+    }
     algorithm = recipe.algorithm()
     if isinstance(algorithm, Ngrams):
         return NgramModel(model=algorithm.model(state), **told)
@@ -120,8 +125,10 @@ def baseline(recipe: Recipe, folder: str) -> TextModel | NgramModel:
     if isinstance(found, Model) or text is None:
         raise ValueError("Expected a model of text as text.baseline.")
     kind = "ngrams" if isinstance(found, NgramModel) else found.kind
-    if (kind, found.vocabulary, found.width) != (text.model, recipe.vocabulary.words, text.width + 2):
-        raise ValueError("Expected text.baseline with the recipe's own text.model, vocabulary and width; they differ.")
+    ours = text.model, text.tokenizer, recipe.vocabulary.words, text.width + 2
+    if (kind, found.tokenizer, found.vocabulary, found.width) != ours:
+        told = "text.model, tokenizer, vocabulary and width"
+        raise ValueError(f"Expected text.baseline with the recipe's own {told}; they differ.")
     return found
 
 

@@ -30,7 +30,7 @@ import torch
 from fedlens import files, preparation, run_reports, tensorfiles, trees
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Report, Trained
-from fedlens.ledger import Item, Ledger, RunClosedError, Spending, is_remote
+from fedlens.ledger import Item, Ledger, RunClosedError, is_remote
 from fedlens.population import DataError, Population
 from fedlens.preparation import Side, Thresholds
 from fedlens.privacy import Guarantee
@@ -90,6 +90,8 @@ class Run:
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
         book = Ledger(address)
+        if recipe.text:
+            _check_price(recipe, book)
         refused = False
         try:
             try:
@@ -300,13 +302,8 @@ class Run:
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
-        spending = self._spending(f"{self.name}/{selection}", book)
-        return run_reports.model_of(self.recipe, selection, state, spending, book.head())
-
-    def _spending(self, account: str, book: Ledger) -> Spending:
-        """What a model costs by itself: with the thresholds, if who trained it depends on them."""
-        own, learning = book.spending(account), self.recipe.learning()
-        return dataclasses.replace(own, plans=(*(plan for found in learning for plan in found.plans), *own.plans))
+        own = book.spending(f"{self.name}/{selection}")
+        return run_reports.model_of(self.recipe, selection, state, own, book.head())
 
     def _rounds(
         self, states: Iterator[Tree], state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher
@@ -365,6 +362,21 @@ class Run:
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
     """Contributes 1 for a unit that holds any example: the head count."""
     return {"users": (examples["mask"].sum() > 0).float()}, memory
+
+
+def _check_price(recipe: Recipe, book: Ledger) -> None:
+    """A list that this ledger knows as learnt comes with the price that it was booked at."""
+    booked = [
+        (told["run"], told["simulated"], [stage["plan"] for stage in told["stages"]])
+        for told in book.runs()
+        if told["model"] == recipe.vocabulary.digest
+    ]
+    told = [(e.account.run, e.account.simulated, [plan.to_dict() for plan in e.plans]) for e in recipe.earlier]
+    if booked and not any(price in booked for price in told):
+        runs = " or ".join(run for run, _, _ in booked)
+        raise ValueError(
+            f"Expected the price of the vocabulary beside it, as the ledger knows it: the list was learnt by {runs}."
+        )
 
 
 def _shortened(metrics: pathlib.Path, lines: int) -> None:

@@ -157,7 +157,8 @@ def learned(
     book.reserve([asked.item(run, randomness.simulated)], recipe=asked.digest, why=why, new=True)
     try:
         found = _released(asked, run, book, randomness, device)
-        found.save(to, _facts(asked, asked.spending(run, randomness.simulated), book))
+        found = dataclasses.replace(found, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
+        found.save(to)
         book.close(run, found.digest)
     except BaseException:
         book.close(run)  # what was not charged is returned
@@ -183,7 +184,7 @@ def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, d
     for later in algorithm.run(curator, state):
         state = later
     cost = guarantee([asked.spending(run, randomness.simulated)], asked.delta).headline
-    found = algorithm.vocabulary(state, f"{cost}, beside what the models cost")
+    found = algorithm.vocabulary(state, f"{cost}, a part of what every model with it costs")
     if not found.words:
         raise ValueError(
             f"Expected words that stand out of the noise; none did. {curator.charged} of {asked.plan.releases} releases"
@@ -193,7 +194,7 @@ def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, d
 
 
 def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
-    """What stands beside the list, so that its price can be computed again."""
+    """What stands beside the list, so that its price can be computed again, alone and jointly with models."""
     settings = dataclasses.asdict(asked)
     return provenance(spending, asked.delta) | {"settings": settings, "ledger_head": book.head()}
 

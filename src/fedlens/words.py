@@ -60,6 +60,8 @@ class Vocabulary:
 
     words: tuple[str, ...]
     provenance: str
+    # What else is kept beside its file: of a charged release, what it cost.
+    facts: Mapping[str, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         _check(self.words)
@@ -112,9 +114,9 @@ class Vocabulary:
     def _content(self) -> bytes:
         return "".join(f"{word}\n" for word in self.words).encode()
 
-    def save(self, path: pathlib.Path | str, facts: Mapping[str, Any] | None = None) -> None:
+    def save(self, path: pathlib.Path | str) -> None:
         """The words, and beside them what is known about them: first, lest a list that was paid for pass for free."""
-        about = {**(facts or {}), "provenance": self.provenance, "words_sha256": self.digest}
+        about = {**self.facts, "provenance": self.provenance, "words_sha256": self.digest}
         files.write(_beside(path), json.dumps(about, indent=1, allow_nan=False))
         files.write(pathlib.Path(path), self._content)
 
@@ -122,16 +124,16 @@ class Vocabulary:
     def open(cls, path: pathlib.Path | str, provenance: str = "public list") -> "Vocabulary":
         """One word a line, UTF-8; every faulty line is named in one error.
 
-        What `save` wrote beside the list is its provenance; it must be about these very words.
+        What `save` wrote beside the list is its provenance, and what it cost; it must be about these very words.
         """
         content = pathlib.Path(path).read_bytes()
-        provenance = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest()) or provenance
+        facts = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest())
         lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         lines = lines[:-1] if lines[-1] == b"" else lines
         if not lines:
             raise ValueError("Expected a vocabulary of at least one word.")
         words = tuple(line.removesuffix(b"\r").decode("utf-8", "surrogateescape") for line in lines)
-        return cls(words=words, provenance=provenance)
+        return cls(words=words, provenance=facts.get("provenance", provenance), facts=facts)
 
 
 def _beside(path: pathlib.Path | str) -> pathlib.Path:
@@ -139,20 +141,20 @@ def _beside(path: pathlib.Path | str) -> pathlib.Path:
     return pathlib.Path(f"{path}.json")
 
 
-def _told(path: pathlib.Path, digest: str) -> str | None:
-    """The provenance that a list came with, if any."""
+def _told(path: pathlib.Path, digest: str) -> dict[str, Any]:
+    """The provenance that a list came with and all that was told with it; empty where there is none."""
     try:
-        about = json.loads(_beside(path).read_text())
+        about: dict[str, Any] = json.loads(_beside(path).read_text())
         provenance, known = about["provenance"], about["words_sha256"]
         if not isinstance(provenance, str):
             raise TypeError
     except FileNotFoundError:
-        return None
+        return {}
     except (KeyError, TypeError, ValueError):  # JSON and Unicode errors are of the last kind
         raise ValueError(f"Expected a whole {_beside(path).name} beside {path.name}; it is damaged.") from None
     if known != digest:
         raise ValueError(f"Expected the words that {_beside(path).name} tells about; {path.name} was changed since.")
-    return provenance
+    return about
 
 
 def counted(sentences: Iterable[str], size: int, tokenizer_kind: str, source: str) -> Vocabulary:

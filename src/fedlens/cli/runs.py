@@ -290,7 +290,9 @@ def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
 
 
 def _execute(started: "Run", as_json: bool) -> None:
-    print(f"{started.name}: planned {started.promised().headline}", file=sys.stderr)
+    promise = started.promised()
+    parts = f"; {promise.composition}" if started.recipe.earlier else ""
+    print(f"{started.name}: planned {promise.headline}{parts}", file=sys.stderr)
     try:
         with progress() as watch:
             report = started.executed(watch)

@@ -13,8 +13,7 @@ import numpy as np
 
 from fedlens.inspection import wordings
 from fedlens.inspection.report import Chart, Finding, Report
-from fedlens.inspection.texts import COUNTED, Texts, Word
-from fedlens.ledger import guarantee
+from fedlens.inspection.texts import COUNTED, Texts, Word, jointly
 from fedlens.misprints import MISPRINTS
 
 SHOWN_WORDS = 20
@@ -54,7 +53,7 @@ def contrast_texts(
         title=title,
         findings=found,
         resolved=() if failures or not rows else tuple(f for f in before if f.kind not in {g.kind for g in found}),
-        guarantee=guarantee([side.spending for side in sides], max(side.delta for side in sides)),
+        guarantee=jointly(sides),
         runs=tuple(_run(side) for side in sides),
         words=tuple({"label": side.label, "rows": rows} for side, rows in zip(sides, words, strict=False)),
         sentences=tuple(map(_examples, sides)) if left.kind == "words" else (),

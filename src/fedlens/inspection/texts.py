@@ -4,17 +4,18 @@ import collections
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedlens import tensorfiles
-from fedlens.inspection.samples import provenance
 from fedlens.ledger import Head, Spending, guarantee
+from fedlens.ledger.spending import composition
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import Markov
-from fedlens.privacy import Guarantee
+from fedlens.privacy import Guarantee, Promise, rounded
 from fedlens.trees import Tree, moved, same_shape
 from fedlens.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
 
@@ -28,7 +29,8 @@ Word = tuple[str, bool]  # as it is written, and whether it came to an end
 class Texts:
     """Unknown words that a character model spelled, or sentences of a word model.
 
-    The vocabulary is public: the words that sentences are made of, or those that the unknown words are none of.
+    The vocabulary: the words that sentences are made of, or those that the unknown words are none of. It is public, or
+    was learnt at a price; then its release is a part of the spending, and named in `earlier`.
     """
 
     kind: str  # "spelling" or "words"
@@ -38,10 +40,13 @@ class Texts:
     label: str  # of the group
     spending: Spending
     delta: float
+    earlier: tuple[Spending, ...] = ()  # what other models may share: the first plans of the spending
+    tokenizer: str = "plain"  # that split the text which the model learnt from
     round: int | None = None  # after which the model wrote them
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
+        _check_earlier(self.spending, self.earlier)
         rows = self.sequences
         if (
             rows.ndim != 2
@@ -78,18 +83,17 @@ class Texts:
 
     @property
     def guarantee(self) -> Guarantee:
-        return guarantee([self.spending], self.delta)
+        return jointly([self])
 
     def save(self, path: pathlib.Path) -> None:
         about = {
             "kind": self.kind,
-            "vocabulary": self.vocabulary,
             "label": self.label,
             "synthetic": True,
             "round": self.round,
         }
         tree = {"sequences": self.sequences, "log_probability": self.log_probability}
-        tensorfiles.write(path, tree, about | provenance(self.spending, self.delta))
+        tensorfiles.write(path, tree, about | _origin(self))
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Texts":
@@ -101,11 +105,9 @@ class Texts:
                 kind=about["kind"],
                 sequences=tree["sequences"],
                 log_probability=tree["log_probability"],
-                vocabulary=_vocabulary(about),
                 label=str(about["label"]),
-                spending=Spending.from_dict(about["spending"]),
-                delta=float(about["delta"]),
                 round=about.get("round"),
+                **_read_origin(about),
             )
         except (KeyError, TypeError, ValueError):
             raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
@@ -126,9 +128,12 @@ class TextModel:
     recipe_sha256: str
     rounds: int
     ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
+    earlier: tuple[Spending, ...] = ()
+    tokenizer: str = "plain"
 
     def __post_init__(self) -> None:
         _check_kind(self.kind)
+        _check_earlier(self.spending, self.earlier)
 
     def sampled(self, count: int, seed: int, device: str = "cpu") -> Texts:
         """A GPU writes other words for the same seed. A model that has diverged writes empty rows, of a probability
@@ -148,6 +153,8 @@ class TextModel:
             label=self.label,
             spending=self.spending,
             delta=self.delta,
+            earlier=self.earlier,
+            tokenizer=self.tokenizer,
             round=self.rounds,
         )
 
@@ -198,6 +205,11 @@ class NgramModel:
     recipe_sha256: str
     rounds: int  # 1, or 0 where the release was lost
     ledger_head: Head
+    earlier: tuple[Spending, ...] = ()
+    tokenizer: str = "plain"
+
+    def __post_init__(self) -> None:
+        _check_earlier(self.spending, self.earlier)
 
     def sampled(self, count: int, seed: int) -> Texts:
         sequences = self.model.sampled(count, self.width, seed)
@@ -209,6 +221,8 @@ class NgramModel:
             label=self.label,
             spending=self.spending,
             delta=self.delta,
+            earlier=self.earlier,
+            tokenizer=self.tokenizer,
             round=self.rounds,
         )
 
@@ -229,17 +243,58 @@ class NgramModel:
             raise ValueError(f"Expected a table of probabilities in {path.name}; it is missing or damaged.") from None
 
 
+def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: float) -> Guarantee:
+    """The joint guarantee of models and of what was released earlier for their vocabulary, told apart in words."""
+    joint = guarantee([*spendings, *earlier], delta)
+    if not earlier:
+        return joint
+    models, learning = (rounded(guarantee(part, delta).epsilon) for part in (spendings, earlier))
+    parts = f"{models} for the model{'s' * (len(spendings) > 1)}, {learning} for learning the vocabulary before"
+    told = f"{composition(spendings, joint.neighbours)}; epsilon {rounded(joint.epsilon)} jointly: {parts}"
+    return dataclasses.replace(joint, composition=told)
+
+
+def jointly(sides: "Sequence[Texts | TextModel | NgramModel]") -> Guarantee:
+    """Of all sides together.
+
+    Formal guarantee: an upper bound, as `guarantee` is. What several sides name as released earlier, by one run with
+    the same plans, is one release that all of them look at, and counts once.
+    """
+    earlier = dict.fromkeys(found for side in sides for found in side.earlier)
+    return stated([_own(side) for side in sides], list(earlier), max(side.delta for side in sides))
+
+
+def _own(side: "Texts | TextModel | NgramModel") -> Spending:
+    """What a side cost on top of what was released earlier."""
+    return dataclasses.replace(side.spending, plans=side.spending.plans[len(_plans(side.earlier)) :])
+
+
+def _plans(spendings: Sequence[Spending]) -> tuple[Promise, ...]:
+    return tuple(plan for found in spendings for plan in found.plans)
+
+
 def _header(model: TextModel | NgramModel) -> dict[str, Any]:
     """What the file of every model of text says, whatever it is made of."""
     about = {
-        "vocabulary": model.vocabulary,
         "width": model.width,
         "label": model.label,
         "recipe_sha256": model.recipe_sha256,
         "rounds": model.rounds,
         "ledger_head": model.ledger_head,
     }
-    return about | provenance(model.spending, model.delta)
+    return about | _origin(model)
+
+
+def _origin(side: Texts | TextModel | NgramModel) -> dict[str, Any]:
+    """Whose words, and at what price: of models and of what they write."""
+    return {
+        "vocabulary": side.vocabulary,
+        "tokenizer": side.tokenizer,
+        "spending": side.spending.to_dict(),
+        "earlier": [found.to_dict() for found in side.earlier],
+        "delta": side.delta,
+        "guarantee": jointly([side]).to_dict(),
+    }
 
 
 def _check_header(about: dict[str, Any], expected: set[str], path: pathlib.Path) -> None:
@@ -252,19 +307,31 @@ def _check_header(about: dict[str, Any], expected: set[str], path: pathlib.Path)
 def _read(about: dict[str, Any]) -> dict[str, Any]:
     """The same, from a file."""
     return {
-        "vocabulary": _vocabulary(about),
         "width": int(about["width"]),
         "label": str(about["label"]),
-        "spending": Spending.from_dict(about["spending"]),
-        "delta": float(about["delta"]),
         "recipe_sha256": str(about["recipe_sha256"]),
         "rounds": int(about["rounds"]),
         "ledger_head": tuple(about["ledger_head"]),
+        **_read_origin(about),
     }
 
 
-def _vocabulary(about: dict[str, Any]) -> tuple[str, ...]:
-    return Vocabulary(words=tuple(about["vocabulary"]), provenance="").words
+def _read_origin(about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "vocabulary": Vocabulary(words=tuple(about["vocabulary"]), provenance="").words,
+        "tokenizer": str(about["tokenizer"]),
+        "spending": Spending.from_dict(about["spending"]),
+        "earlier": tuple(map(Spending.from_dict, about["earlier"])),
+        "delta": float(about["delta"]),
+    }
+
+
+def _check_earlier(spending: Spending, earlier: Sequence[Spending]) -> None:
+    paid = _plans(earlier)
+    if spending.plans[: len(paid)] != paid:
+        raise ValueError("Expected a spending that includes what was released earlier, first of all.")
+    if any(found.account.simulated for found in earlier) and not spending.account.simulated:
+        raise ValueError("Expected a simulated spending: what was released earlier is.")
 
 
 def _check_kind(kind: str) -> None:

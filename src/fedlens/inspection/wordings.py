@@ -332,9 +332,9 @@ class _View:
 
 
 def _view(left: Texts, right: Texts, misprints: dict[str, Misprint]) -> _View:
-    told = [(side.kind, side.vocabulary, side.sequences.shape[1]) for side in (left, right)]
+    told = [(side.kind, side.tokenizer, side.vocabulary, side.sequences.shape[1]) for side in (left, right)]
     if told[0] != told[1]:
-        raise ValueError("Expected texts of one kind and one vocabulary, in rows of one width, to compare.")
+        raise ValueError("Expected texts of one kind, tokenizer and vocabulary, in rows of one width, to compare.")
     return (_spelling_view if left.kind == "spelling" else _sentence_view)(left, right, misprints)
 
 
