@@ -15,6 +15,7 @@ import torch
 from fedlens import experiments, text_experiments, trees, words
 from fedlens.experiments import HEALTHY, SUSPICIOUS
 from fedlens.inspection import TextModel, Texts, wordings
+from fedlens.inspection.texts import jointly
 
 KNOWN = ["the", "court", "may", "hear", "it", "now", "and", "then", "we", "think", "so"]
 STRANGE = ["zorp", "blick", "frund", "whelk", "quaid"]
@@ -101,7 +102,7 @@ def test_every_row_is_a_recipe_within_its_epsilon(name, folder, monkeypatch):
     assert recipe.privacy.delta == 1e-6 < 1 / recipe.privacy.population
     rate, rounds = (0.1 if given.epsilon == 1.2 else 0.2), recipe.plans[1]
     assert (rounds.sampling.rate, rounds.expected_contributors) == (rate, rate * recipe.privacy.users)
-    assert set(recipe.selections) == {"all"}
+    assert set(recipe.selections) == ({"all"} if given.how == "chat" else {"all", "before"})
 
 
 def test_the_sides_are_the_same_users_with_and_without_the_bug(rows):
@@ -124,7 +125,8 @@ def test_clean_models_are_trained_once_and_every_row_is_told(rows, tmp_path, mon
     trials = experiments.trials(chosen)
     made = [Texts.open(trial.file(tmp_path)) for trial in trials]
     assert len(made) == 14
-    assert all(texts.guarantee.epsilon <= 1.2 and texts.kind == "spelling" for texts in made)
+    assert all(texts.guarantee.epsilon < 1.1 and texts.kind == "spelling" for texts in made)
+    assert 1.19 < jointly(made[:2]).epsilon <= 1.2  # who compares them sees both
     saved = [trial for trial in trials if trial.model_file(tmp_path).exists()]
     assert len(saved) == 8
     for trial in saved:

@@ -53,6 +53,7 @@ CLEAN = f"{unchanged.__module__}:{unchanged.__name__}"
 class Row:
     """One line of the table. `kind` is what should be named; for rows without a bug nothing should be.
 
+    `epsilon` is of both sides together: of whoever sees the report.
     The two sides are two groups of users; or, `apart`, all users with the bug and all users without it (text).
     """
 

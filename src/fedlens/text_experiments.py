@@ -25,8 +25,8 @@ from fedlens.readers import sentences_of
 SPEAKERS, CHAT = "scotus_speakers.jsonl.gz", "ubuntu_irc_by_nick.jsonl.gz"
 PUBLIC_SHARE, HELD_OUT_SHARE = 0.1, 0.01
 UNPROTECTED = 1e4  # an epsilon with no noise to speak of
-# Of the users in a round: a tenth at a small epsilon costs 6% more noise than everyone and a tenth of the time; a fifth
-# at epsilon 8 costs 19% more.
+# Of the users in a round: a tenth at a small epsilon costs 3% more noise than everyone and a tenth of the time; a fifth
+# at epsilon 8 costs 10% more.
 RATES, RARER = {1.2: 0.1}, 0.2
 TOP = 100
 POSITIONS = 6
@@ -66,12 +66,13 @@ def rows(out: pathlib.Path) -> tuple[Row, ...]:
         model = "words-" if sets is of_words else ""
         name = f"{model}{kind if fraction else 'clean'}-{fraction:.0%}-{epsilon:g}"
         recipe, sampled = "speakers_sensitivity.toml", f"privacy.rate={RATES.get(epsilon, RARER)}"
+        jointly = 'selections.before={by="everyone"}'  # the same users are in both models that are compared
         return Row(
             name=name,
             kind=kind,
             fraction=fraction,
             epsilon=epsilon,
-            sets=(*sets, sampled),
+            sets=(*sets, sampled, jointly),
             recipe=recipe,
             apart=True,
             how="words" if model else "spelling",
