@@ -22,6 +22,7 @@ LAYERS = (
     {
         "defaults",
         "recipe_tables",
+        "recipe_problems",
         "recipes",
         "templates",
         "planning",

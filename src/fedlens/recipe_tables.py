@@ -22,6 +22,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 Checked = TypeVar("Checked")
 BUILT_IN = "digits", "docstrings"  # data that is on every machine
 TEXT = "jsonl", "docstrings"  # a population may hold either
+THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release they are learnt from
 
 
 def _free(name: str) -> str:

@@ -16,7 +16,7 @@ import pydantic
 import torch
 from pydantic import Field, NonNegativeInt
 
-from fedlens import defaults, files, misprints, transforms, trees, words
+from fedlens import defaults, files, misprints, recipe_problems, transforms, trees, words
 from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan, Ngrams
 from fedlens.algorithms.warm_start import warmed
 from fedlens.inspection.texts import stated
@@ -33,7 +33,6 @@ from fedlens.privacy import (
     Neighbours,
     Plan,
     Promise,
-    Unit,
     UpdateAndBit,
 )
 from fedlens.privacy.matrix import Identity
@@ -42,7 +41,7 @@ from fedlens.readers.docstrings import public_text
 from fedlens.recipe_tables import (
     NUMBER,
     QUANTILE,
-    TEXT,
+    THRESHOLDS,
     Data,
     Name,
     Networks,
@@ -58,7 +57,6 @@ from fedlens.trees import Tree
 from fedlens.words import Vocabulary
 
 STAGES = "count", "train"  # of a model: its group is counted, then it is trained
-THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release they are learnt from
 
 
 class RecipeError(ValueError):
@@ -101,90 +99,7 @@ class Recipe(Table):
 
     @pydantic.model_validator(mode="after")
     def _whole(self) -> "Recipe":
-        problems = []
-        if not 1 <= len(self.selections) <= 2:
-            problems.append(f"expected one or two selections, got {len(self.selections)}")
-        if THRESHOLDS in self.selections:
-            problems.append(f"expected another name for the selection {THRESHOLDS}: it is taken")
-        if self.data.bug and self.privacy.unit == Unit.EXAMPLE:
-            problems.append("data.bug with unit = 'example': one example would decide what its user's others hold")
-        if self.primary is None and self.asks_primary:
-            problems.append("selections by accuracy, right or wrong need a [primary] model")
-        if self.primary and not (self.primary.model or self.primary.public or self.data.source == "digits"):
-            problems.append("[primary] needs model, or public data to train one on")
-        for name, selection in self.selections.items():
-            by_example = selection.by in ("right", "wrong", "class") and selection.minimum_examples == 1
-            alone = selection.by == "everyone" or by_example
-            if self.privacy.unit == Unit.EXAMPLE and not alone:
-                problems.append(
-                    f"selection {name} with unit = 'example': one example would decide about its user's others; "
-                    "select by everyone, or by right, wrong or class with minimum_examples = 1"
-                )
-            if selection.attribute is not None and self.data.lacks(selection.attribute):
-                problems.append(f"selection {name}: data.attributes does not name {selection.attribute!r}")
-            if selection.by != "everyone" and self.privacy.sampling == "balanced":
-                problems.append(f"selection {name} with a balanced schedule: its slots would depend on private data")
-            if selection.by != "everyone" and self.privacy.size and not self.privacy.size_is_public:
-                problems.append(
-                    f"selection {name} with samples of a fixed size: how many users are in it is private; "
-                    "use poisson, or declare size_is_public = true"
-                )
-        problems += self._text_problems() if self.text else self._image_problems()
-        return sound(self, problems)
-
-    def _image_problems(self) -> list[str]:
-        problems = [] if self.side else ["give side, of images, or a table [text]"]
-        if self.task == "T3" or self.data.source in TEXT:
-            problems.append("T3 and sources of text need a table [text]")
-        kinds = (*self.hypotheses, *([self.data.bug.kind] if self.data.bug else []))
-        problems += [f"{kind} is a bug of text, not of images" for kind in kinds if kind in misprints.MISPRINTS]
-        if self.training.epochs > 1 or (self.data.bug and self.data.bug.share < 1):
-            problems.append("training.epochs and data.bug.share go with [text]")
-        try:
-            self.model.built(self.side or 28, 1)
-        except ValueError as error:
-            problems.append(str(error))
-        return problems
-
-    def _text_problems(self) -> list[str]:
-        problems = ["[text] takes no side, which is of images"] if self.side else []
-        if self.task in ("T2", "T4") or self.primary:
-            problems.append("[text] goes with T1 and T3: there is no primary model of text")
-        if self.data.source in ("digits", "npz"):
-            problems.append(f"[text] goes with sources of text, not with {self.data.source}")
-        kinds = (*self.hypotheses, *([self.data.bug.kind] if self.data.bug else []))
-        problems += [f"{kind} is a bug of images, not of text" for kind in kinds if kind in transforms.TRANSFORMS]
-        if any(selection.by not in ("everyone", "attribute") for selection in self.selections.values()):
-            problems.append("[text] goes with selections by everyone or by attribute")
-        if self.text and not (self.text.vocabulary or self.text.public or self.data.source == "docstrings"):
-            problems.append("text.vocabulary is missing: a list of words, public or learnt at a price; or public text")
-        if self.text and self.text.baseline and len(self.selections) > 1:
-            problems.append("text.baseline goes with one selection: two are compared with each other")
-        p = self.privacy
-        if self.text and self.text.model == "ngrams" and (p.rounds, p.clip, p.correlated) != (1, 1.0, None):
-            problems.append("text.model = 'ngrams' is one release: rounds = 1, clip = 1.0, nothing correlated; or open")
-        if self.privacy.unit == Unit.EXAMPLE:
-            problems.append("[text] protects users: privacy.unit = 'example' is not for it")
-        for name in ("vocabulary", "public"):
-            path = self.text and getattr(self.text, name)
-            if path and self.data.path and _overlap(path, self.data.path):
-                problems.append(f"text.{name} is the private data themselves: it must be public")
-        try:
-            self.weights()
-            if self.text and self.text.vocabulary:
-                problems += self._price_problems()
-        except (ValueError, OSError) as error:
-            problems.append(f"text: {error}")
-        return problems
-
-    def _price_problems(self) -> list[str]:
-        ours = self.privacy.unit, self.privacy.neighbours
-        return [
-            f"text.vocabulary was learnt per {unit} ({neighbours}), and the models are per {ours[0]} ({ours[1]}): such"
-            " costs do not add up to one guarantee; take the same unit and neighbours, or a public list"
-            for unit, neighbours in (found.kind for found in self.earlier)
-            if (unit, neighbours) != ours
-        ]
+        return sound(self, recipe_problems.found_in(self))
 
     @classmethod
     def parsed(cls, text: str, overrides: typing.Sequence[str] = ()) -> "Recipe":
@@ -542,13 +457,6 @@ def to_toml(recipe: Recipe) -> str:
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
     """The file, or all files of the folder."""
     return sorted(found for found in (path, *path.rglob("*")) if found.is_file())
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether two paths name the same file or folder, or one lies in the other."""
-    left, right = (pathlib.Path(path).resolve() for path in (one, other))
-    same = left.exists() and right.exists() and left.samefile(right)
-    return same or left.is_relative_to(right) or right.is_relative_to(left)
 
 
 def _set(values: dict[str, Any], override: str) -> None:

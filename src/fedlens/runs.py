@@ -35,7 +35,8 @@ from fedlens.population import DataError, Population
 from fedlens.preparation import Side, Thresholds
 from fedlens.privacy import Guarantee
 from fedlens.randomness import Randomness
-from fedlens.recipes import STAGES, THRESHOLDS, Recipe, to_toml
+from fedlens.recipe_tables import THRESHOLDS
+from fedlens.recipes import STAGES, Recipe, to_toml
 from fedlens.safeguards import alone, forget_secrets, kept_randomness, only_our_code
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
