@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import sqlite3
 import tomllib
 
@@ -379,6 +380,14 @@ def test_models_that_speak_of_different_things_are_not_compared(tmp_path, single
     done = fedlens("compare", single / "all", baselines[name], "--to", tmp_path / "report")
     assert done.code == 2
     assert "Expected texts of one kind" in done.err
+
+
+def test_models_of_two_runs_are_called_by_their_runs(tmp_path, single):
+    shutil.copytree(single / "all", tmp_path / "october" / "all")
+    done = fedlens("compare", single / "all", tmp_path / "october" / "all", "--to", tmp_path / "report", "--json")
+    told = json.loads(done.out)
+    assert [run["label"] for run in told["runs"]] == [f"all, {single.name}", "all, october"]
+    assert told["title"] == f"all, {single.name} vs all, october"
 
 
 def test_models_of_two_tokenizers_are_not_compared(tmp_path, single, baselines):

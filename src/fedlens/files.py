@@ -1,5 +1,6 @@
 """Files that are whole or absent: written beside their place, synced, then renamed into it."""
 
+import contextlib
 import hashlib
 import os
 import pathlib
@@ -28,6 +29,17 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
     except BaseException:
         pathlib.Path(name).unlink(missing_ok=True)
         raise
+    _sync(path.parent)
+
+
+def _sync(folder: pathlib.Path) -> None:
+    """Else a power cut may lose a new name: that of a model, say, whose account was closed since."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems cannot
+            os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def append_line(path: pathlib.Path, line: str) -> None:

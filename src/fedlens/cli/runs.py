@@ -1,5 +1,6 @@
 """The commands of a modeler: demo, init, plan, run, compare, report, sample."""
 
+import dataclasses
 import importlib.resources
 import json
 import pathlib
@@ -184,8 +185,10 @@ def compare(
     from fedlens.inspection import Model, contrast, contrast_texts
     from fedlens.models.primary import open_primary
 
-    models = _model(left), _model(right)
-    told: dict[str, Any] = {"title": f"{left.name} vs {right.name}", "kinds": kinds or ()}
+    models = [_model(left), _model(right)]
+    if models[0].label == models[1].label:  # of two runs, whose names tell them apart
+        models = [_called_by_its_run(found, path) for found, path in zip(models, (left, right), strict=True)]
+    told: dict[str, Any] = {"title": f"{models[0].label} vs {models[1].label}", "kinds": kinds or ()}
     told["before"] = _findings(before) if before else ()
     if type(models[0]) is not type(models[1]):
         raise ValueError("Expected two models of images, or two of text. One of n-grams goes with its like.")
@@ -337,6 +340,10 @@ def _model(folder: pathlib.Path) -> "Trained":
         hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
         raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
     return opened(folder / "model.safetensors")
+
+
+def _called_by_its_run(model: "Trained", folder: pathlib.Path) -> "Trained":
+    return dataclasses.replace(model, label=f"{model.label}, {folder.resolve().parent.name}")
 
 
 def _table(cells: list[dict[str, Any]]) -> str:
