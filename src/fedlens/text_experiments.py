@@ -6,9 +6,11 @@ speakers are the users. Chat about Ubuntu is searched for its words that the spe
 """
 
 import collections
+import dataclasses
 import gzip
 import hashlib
 import json
+import math
 import pathlib
 import statistics
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ import numpy as np
 import torch
 
 from fedlens import files, trees, words
-from fedlens.experiments import HEALTHY, SUSPICIOUS, Row, trials
+from fedlens.experiments import SUSPICIOUS, Row, trials
 from fedlens.inspection import TextModel, Texts, wordings
 from fedlens.readers import sentences_of
 
@@ -27,11 +29,12 @@ PUBLIC_SHARE, HELD_OUT_SHARE = 0.1, 0.01
 UNPROTECTED = 1e4  # an epsilon with no noise to speak of
 # Of the users in a round: a tenth at a small epsilon costs 3% more noise than everyone and a tenth of the time; a fifth
 # at epsilon 8 costs 10% more.
-RATES, RARER = {1.2: 0.1}, 0.2
+RATES, RARER = {0.25: 0.1, 0.5: 0.1, 1.2: 0.1}, 0.2
 TOP = 100
 POSITIONS = 6
 SHARES = (0.01, 0.1, 1.0)  # of the sentences, for the model of words
 BUG = "concatenated"
+COLOURS = "#0b5d8f", "#b4550a", "#3f7d20", "#7a3b8f"
 
 
 def split(source: pathlib.Path, out: pathlib.Path) -> None:
@@ -64,7 +67,7 @@ def rows(out: pathlib.Path) -> tuple[Row, ...]:
 
     def row(fraction: float, epsilon: float, sets: Sequence[str] = where, kind: str = BUG, **changes: Any) -> Row:
         model = "words-" if sets is of_words else ""
-        name = f"{model}{kind if fraction else 'clean'}-{fraction:.0%}-{epsilon:g}"
+        name = f"{model}{kind if fraction else 'clean'}-{_percent(fraction)}-{epsilon:g}"
         recipe, sampled = "speakers_sensitivity.toml", f"privacy.rate={RATES.get(epsilon, RARER)}"
         jointly = 'selections.before={by="everyone"}'  # the same users are in both models that are compared
         return Row(
@@ -84,7 +87,10 @@ def rows(out: pathlib.Path) -> tuple[Row, ...]:
         row(1.0, 1.2, seeds=3, wanted="all top 20"),
         row(0.01, 1.2),
         row(0.0, 1.2, seeds=12, wanted="at most 5%"),
+        row(0.01, 0.5),
+        row(0.1, 0.25),
         row(0.01, 8.0, wanted="4 of 5"),
+        row(0.001, 8.0),
         *(row(0.1, 8.0, kind=kind, seeds=2) for kind in ("spaceless", "wrong-case", "truncated")),
         row(0.0, 8.0, seeds=12, wanted="at most 5%"),
         *(row(share, 8.0, of_words, seeds=1) for share in SHARES),
@@ -113,26 +119,93 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         spaces = [sum(pair["top"]) for pair in r["pairs"] if "top" in pair]
         spread = f"{min(spaces)} to {max(spaces)}, median {statistics.median(spaces):g}" if spaces else "-"
         lines.append(
-            f"| {r['bug']} | {r['affected']:.0%} | {r['split']} | {r['epsilon']:.2f} |"
+            f"| {r['bug']} | {_percent(r['affected'])} | {r['split']} | {r['epsilon']:.2f} |"
             f" {r['rounds']}, {r['weights']:,} | {named} | {first} | {otherwise} | {spread} | {r['wanted']} |"
         )
     return "\n".join([*lines, ""])
 
 
-def by_position(chosen: Sequence[Row], out: pathlib.Path) -> str:
-    """The share of unknown words by position, and over all, for every model of words: figure 4 and table 6."""
-    lines = [
-        f"| sentences affected | {' | '.join(f'position {place + 1}' for place in range(POSITIONS))} | all |",
-        "|---" * (POSITIONS + 2) + "|",
-    ]
-    for row, side in [(row, side) for row in chosen if row.how == "words" for side in (HEALTHY, SUSPICIOUS)]:
-        drawn = [Texts.open(t.file(out)) for t in trials([row]) if t.side == side and t.file(out).exists()]
-        for texts in drawn:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unknown:
+    """How many of the words that a model of sentences wrote are unknown: by position, and over all."""
+
+    affected: float
+    epsilon: float
+    rates: tuple[float, ...]
+    overall: float
+
+
+def unknown(chosen: Sequence[Row], out: pathlib.Path) -> list[Unknown]:
+    """Of every different model of sentences, those with the bug in more sentences later."""
+    found = {}
+    for trial in trials([row for row in chosen if row.how == "words"]):
+        if trial.file(out).exists():
+            texts = Texts.open(trial.file(out))
             hits, totals = wordings.unknown_by_position(texts, POSITIONS)
-            rates = [f"{hit / max(total, 1):.2%}" for hit, total in zip(hits, totals, strict=True)]
-            share = row.fraction if side == SUSPICIOUS else 0.0
-            lines.append(f"| {share:.0%} | {' | '.join(rates)} | {wordings.unknown_rate(texts):.2%} |")
-    return "\n".join([*dict.fromkeys(lines), ""])
+            rates = tuple(float(hit / max(total, 1)) for hit, total in zip(hits, totals, strict=True))
+            share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
+            told = Unknown(affected=share, epsilon=trial.row.epsilon, rates=rates, overall=wordings.unknown_rate(texts))
+            found[share, trial.row.epsilon, trial.seed] = told
+    return [found[key] for key in sorted(found)]
+
+
+def by_position(chosen: Sequence[Row], out: pathlib.Path) -> str:
+    """As Markdown: figure 4 and table 6 of the paper."""
+    places = " | ".join(f"position {place + 1}" for place in range(POSITIONS))
+    lines = [f"| sentences affected | epsilon | {places} | all |", "|---" * (POSITIONS + 3) + "|"]
+    for told in unknown(chosen, out):
+        rates = " | ".join(f"{rate:.2%}" for rate in told.rates)
+        lines.append(f"| {_percent(told.affected)} | {told.epsilon:g} | {rates} | {told.overall:.2%} |")
+    return "\n".join([*lines, ""])
+
+
+def picture(chosen: Sequence[Row], out: pathlib.Path) -> str:
+    """The same for the private models as an SVG, on a logarithmic scale from 0.5% to 100%."""
+    lines = [told for told in unknown(chosen, out) if told.epsilon != UNPROTECTED]
+    grid = "".join(
+        f'<path d="M60 {_down(rate):.1f}H500" stroke="#ddd"/>'
+        f'<text x="52" y="{_down(rate) + 4:.1f}" text-anchor="end">{_percent(rate)}</text>'
+        for rate in (0.01, 0.03, 0.1, 0.3, 1.0)
+    )
+    ticks = "".join(
+        f'<text x="{_across(place)}" y="258" text-anchor="middle">{place + 1}</text>' for place in range(POSITIONS)
+    )
+    drawn = "".join(_line(told, colour) for told, colour in zip(lines, COLOURS, strict=False))
+    return (
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 296" font-family="sans-serif" font-size="13">'
+        f'<rect width="520" height="296" fill="#fff"/>{grid}{ticks}{drawn}'
+        '<text x="280" y="284" text-anchor="middle">position of the word in its sentence</text>'
+        '<text x="60" y="16">unknown words, by the share of sentences with joined tokens</text></svg>\n'
+    )
+
+
+def _line(told: Unknown, colour: str) -> str:
+    points = [(_across(place), _down(rate)) for place, rate in enumerate(told.rates)]
+    path = "L".join(f"{x} {y:.1f}" for x, y in points)
+    dots = "".join(f'<circle cx="{x}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points)
+    above, white = (
+        f'x="{points[0][0] + 10}" y="{points[0][1] - 8:.1f}"',
+        'paint-order="stroke" stroke="#fff" stroke-width="4"',
+    )
+    first = f'<text {above} {white} fill="{colour}">{_percent(told.affected)}</text>'
+    return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>{dots}{first}'
+
+
+def _across(place: int) -> int:
+    return 80 + 80 * place
+
+
+def _down(rate: float) -> float:
+    """Of 200 pixels, from 0.5% up."""
+    return 240 - 200 * math.log(max(rate, 0.005) / 0.005) / math.log(200)
+
+
+def _percent(share: float) -> str:
+    """
+    >>> _percent(0.001), _percent(1.0)
+    ('0.1%', '100%')
+    """
+    return f"{100 * share:g}%"
 
 
 def unknown_words(path: pathlib.Path, vocabulary: words.Vocabulary, width: int) -> collections.Counter[str]:
@@ -195,5 +268,5 @@ def foretold(chosen: Sequence[Row], out: pathlib.Path) -> str:
             lines.append(f"| public words only | 0 | 0% | {model.model.accuracy(start, rows):.1%} |")
         share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
         accuracy = model.model.accuracy(model.parameters, rows)
-        lines.append(f"| and users | {trial.row.epsilon:g} | {share:.0%} | {accuracy:.1%} |")
+        lines.append(f"| and users | {trial.row.epsilon:g} | {_percent(share)} | {accuracy:.1%} |")
     return "\n".join([*lines, ""])

@@ -78,6 +78,7 @@ def text(
         tables = (text_experiments.by_position, text_experiments.found_words, text_experiments.foretold)
         told = "\n".join([text_experiments.table(results), *(table(chosen, out) for table in tables)])
         files.write(out / "table.md", told)
+        files.write(out / "positions.svg", text_experiments.picture(chosen, out))
         say(results, told, as_json)
 
 
