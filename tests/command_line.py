@@ -32,3 +32,24 @@ def standing(folder):
     found = [p for p in json.loads(done.out)["populations"] if p["population"] == "crowd"]
     kinds = "spent", "spent_and_reserved"
     return tuple((found[0][kind] or {"epsilon": 0})["epsilon"] if found else 0 for kind in kinds)
+
+
+def run_folder(folder):
+    """Of the one run in it."""
+    (found,) = (folder / "out").glob("*/run.json")
+    return found.parent
+
+
+def interrupted(monkeypatch, owner, name, when=lambda *given, **named: True, after=False):
+    """Presses Ctrl-C once, when `owner.name` is called (or has answered)."""
+    plain, pressed = getattr(owner, name), []
+
+    def call(*given, **named):
+        if pressed or not when(*given, **named):
+            return plain(*given, **named)
+        pressed.append(True)
+        if after:
+            plain(*given, **named)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, call)

@@ -11,7 +11,7 @@ import types
 import numpy as np
 import pytest
 import torch
-from command_line import fedlens, ran, standing
+from command_line import fedlens, interrupted, ran, run_folder, standing
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -151,11 +151,6 @@ def written(folder, selections=ALL, *, more="", privacy="", model="", rounds=2, 
     return folder
 
 
-def run_folder(folder):
-    (found,) = (folder / "out").glob("bad-*")
-    return found
-
-
 def charges(folder):
     with sqlite3.connect(folder / "out" / "ledger.sqlite") as book:
         rows = book.execute("select run, stage, count(*) from entries where kind = 'release' group by run, stage")
@@ -169,21 +164,6 @@ def assert_refused(done, *told):
     assert last.startswith("Expected "), done.err
     assert all(re.search(words, last) for words in told), last
     assert SECRET not in done.err + done.out
-
-
-def interrupted(monkeypatch, owner, name, when=lambda *given, **named: True, after=False):
-    """Presses Ctrl-C once, when `owner.name` is called (or has answered)."""
-    plain, pressed = getattr(owner, name), []
-
-    def call(*given, **named):
-        if pressed or not when(*given, **named):
-            return plain(*given, **named)
-        pressed.append(True)
-        if after:
-            plain(*given, **named)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(owner, name, call)
 
 
 def members(monkeypatch):

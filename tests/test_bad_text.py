@@ -11,7 +11,7 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
-from command_line import fedlens, ran, standing
+from command_line import fedlens, ran, run_folder, standing
 from toy_texts import ALL, KNOWN, PAIR, lines, written
 
 from fedlens import readers, text_preparation, words
@@ -34,11 +34,6 @@ def steady():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
         yield
-
-
-def run_folder(folder):
-    (found,) = (folder / "out").glob("toy-*")
-    return found
 
 
 def assert_refused(done, *told):

@@ -188,9 +188,9 @@ def test_no_user_and_no_rare_word_is_told(tmp_path, capfd):
 # Interrupted
 
 
-def test_an_interrupted_release_is_asked_again_for_free(tmp_path, monkeypatch):
-    """Killed after the release is paid and before it is written down, with noise that nobody knows."""
-    later = created(tmp_path, seed=None)
+def killed_after_its_release(folder, monkeypatch):
+    """Paid for and not written down, with noise that nobody knows."""
+    later = created(folder, seed=None)
 
     def killed(self, *told):
         raise SystemExit
@@ -199,6 +199,11 @@ def test_an_interrupted_release_is_asked_again_for_free(tmp_path, monkeypatch):
         patched.setattr(Ngrams, "_counted", killed)
         with pytest.raises(SystemExit):
             later.executed(quiet)
+    return later
+
+
+def test_an_interrupted_release_is_asked_again_for_free(tmp_path, monkeypatch):
+    later = killed_after_its_release(tmp_path, monkeypatch)
     assert charges(later) == {("all", "count"): 1, ("all", "train"): 1}
     Run.opened(later.folder).executed(quiet)
     assert charges(later) == {("all", "count"): 1, ("all", "train"): 1}
@@ -224,15 +229,7 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
 
 def test_a_run_whose_secret_is_lost_releases_nothing_more(tmp_path, monkeypatch):
     """The question is another one then, and the plan has no second release."""
-    later = created(tmp_path, seed=None)
-
-    def killed(self, *told):
-        raise SystemExit
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Ngrams, "_counted", killed)
-        with pytest.raises(SystemExit):
-            later.executed(quiet)
+    later = killed_after_its_release(tmp_path, monkeypatch)
     (tmp_path / ".private" / f"{later.name}.all.key").write_bytes(bytes(32))
     with pytest.raises(PrivacySpentError):
         Run.opened(later.folder).executed(quiet)

@@ -12,12 +12,13 @@ import sys
 import sysconfig
 import tracemalloc
 
+import command_line
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedlens import cli, readers
+from fedlens import readers
 from fedlens.population import DataError, Population
 from fedlens.readers import json_pieces
 from fedlens.readers.json_pieces import Json
@@ -829,13 +830,8 @@ def test_a_check_names_other_shapes(column):
 
 
 def fedlens(*arguments):
-    """Runs the command line in this process."""
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    return left.value.code or 0, out.getvalue(), err.getvalue()
+    done = command_line.fedlens(*arguments)
+    return done.code, done.out, done.err
 
 
 @pytest.mark.parametrize("form", PLAIN)

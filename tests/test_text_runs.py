@@ -8,7 +8,7 @@ import tomllib
 
 import pytest
 import torch
-from command_line import fedlens, ran
+from command_line import fedlens, interrupted, ran, run_folder
 from toy_recipes import TINY
 from toy_texts import KNOWN, PAIR, by_hand, learnt, price, written
 
@@ -26,11 +26,6 @@ def steady():
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
         yield
-
-
-def run_folder(folder):
-    (found,) = (folder / "out").glob("toy-*")
-    return found
 
 
 def finished(folder, *options, **parts):
@@ -212,21 +207,6 @@ def test_a_model_of_weights_that_are_no_numbers_writes_nothing(single, tmp_path)
 
 
 # The same end, whatever happens on the way
-
-
-def interrupted(monkeypatch, owner, name, when=lambda *given, **named: True, after=False):
-    """Presses Ctrl-C once, when `owner.name` is called (or has answered)."""
-    plain, pressed = getattr(owner, name), []
-
-    def call(*given, **named):
-        if pressed or not when(*given, **named):
-            return plain(*given, **named)
-        pressed.append(True)
-        if after:
-            plain(*given, **named)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(owner, name, call)
 
 
 def asked_for(stage, run=""):

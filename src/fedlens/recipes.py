@@ -19,9 +19,8 @@ from pydantic import Field, NonNegativeInt
 from fedlens import defaults, files, misprints, recipe_problems, transforms, trees, words
 from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan, Ngrams
 from fedlens.algorithms.warm_start import warmed
-from fedlens.inspection.texts import stated
 from fedlens.ledger import Account, Item, Spending
-from fedlens.ledger.spending import composition
+from fedlens.ledger.spending import composition, stated
 from fedlens.models.gan import Gan
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS

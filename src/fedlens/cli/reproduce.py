@@ -6,7 +6,7 @@ import pathlib
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,10 +45,8 @@ def sensitivity(
         _train(chosen, out, together, minutes, device)
     if diagnose:
         results = experiments.diagnosed(chosen, out, _progress)
-        files.write(out / "results.json", json.dumps(results, indent=1))
-        files.write(out / "table.md", experiments.table(results))
         files.write(out / "curve.svg", experiments.curve(results))
-        say(results, experiments.table(results), as_json)
+        _tell(results, experiments.table(results), out, as_json)
 
 
 @reproduce_app.command("text")
@@ -74,12 +72,10 @@ def text(
         _train(chosen, out, together, minutes, device)
     if diagnose:
         results = experiments.diagnosed(chosen, out, _progress)
-        files.write(out / "results.json", json.dumps(results, indent=1))
         tables = (text_experiments.by_position, text_experiments.found_words, text_experiments.foretold)
         told = "\n".join([text_experiments.table(results), *(table(chosen, out) for table in tables)])
-        files.write(out / "table.md", told)
         files.write(out / "positions.svg", text_experiments.picture(chosen, out))
-        say(results, told, as_json)
+        _tell(results, told, out, as_json)
 
 
 def _train(
@@ -91,6 +87,14 @@ def _train(
     until = time.time() + 60 * minutes if minutes else float("inf")
     where = device or default_device()
     experiments.trained(chosen, out, device=where, together=together, until=until, say=_progress)
+
+
+def _tell(results: list[dict[str, Any]], told: str, out: pathlib.Path, as_json: bool) -> None:
+    from fedlens import files
+
+    files.write(out / "results.json", json.dumps(results, indent=1))
+    files.write(out / "table.md", told)
+    say(results, told, as_json)
 
 
 def _progress(line: str) -> None:

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from fedlens import tensorfiles
-from fedlens.ledger import Head, Spending, guarantee
-from fedlens.ledger.spending import composition
+from fedlens.ledger import Head, Spending
+from fedlens.ledger.spending import stated
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import Markov
-from fedlens.privacy import Guarantee, Promise, rounded
+from fedlens.privacy import Guarantee, Promise
 from fedlens.trees import Tree, moved, same_shape
 from fedlens.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
 
@@ -145,18 +145,7 @@ class TextModel:
             if finite
             else (self._empty(count), torch.full((count,), torch.nan))
         )
-        return Texts(
-            kind=self.kind,
-            sequences=drawn.cpu(),
-            log_probability=likely.cpu(),
-            vocabulary=self.vocabulary,
-            label=self.label,
-            spending=self.spending,
-            delta=self.delta,
-            earlier=self.earlier,
-            tokenizer=self.tokenizer,
-            round=self.rounds,
-        )
+        return _written(self, self.kind, drawn.cpu(), likely.cpu())
 
     def _empty(self, count: int) -> torch.Tensor:
         row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
@@ -213,18 +202,7 @@ class NgramModel:
 
     def sampled(self, count: int, seed: int) -> Texts:
         sequences = self.model.sampled(count, self.width, seed)
-        return Texts(
-            kind="spelling",
-            sequences=sequences,
-            log_probability=self.model.scored(sequences).float(),
-            vocabulary=self.vocabulary,
-            label=self.label,
-            spending=self.spending,
-            delta=self.delta,
-            earlier=self.earlier,
-            tokenizer=self.tokenizer,
-            round=self.rounds,
-        )
+        return _written(self, "spelling", sequences, self.model.scored(sequences).float())
 
     def save(self, path: pathlib.Path) -> None:
         tensorfiles.write(path, {"table": self.model.table}, {"kind": NGRAMS, **_header(self)})
@@ -243,15 +221,20 @@ class NgramModel:
             raise ValueError(f"Expected a table of probabilities in {path.name}; it is missing or damaged.") from None
 
 
-def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: float) -> Guarantee:
-    """The joint guarantee of models and of what was released earlier for their vocabulary, told apart in words."""
-    joint = guarantee([*spendings, *earlier], delta)
-    if not earlier:
-        return joint
-    models, learning = (rounded(guarantee(part, delta).epsilon) for part in (spendings, earlier))
-    parts = f"{models} for the model{'s' * (len(spendings) > 1)}, {learning} for learning the vocabulary before"
-    told = f"{composition(spendings, joint.neighbours)}; epsilon {rounded(joint.epsilon)} jointly: {parts}"
-    return dataclasses.replace(joint, composition=told)
+def _written(model: TextModel | NgramModel, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
+    """What a model wrote, under the model's own guarantee."""
+    return Texts(
+        kind=kind,
+        sequences=sequences,
+        log_probability=log_probability,
+        vocabulary=model.vocabulary,
+        label=model.label,
+        spending=model.spending,
+        delta=model.delta,
+        earlier=model.earlier,
+        tokenizer=model.tokenizer,
+        round=model.rounds,
+    )
 
 
 def jointly(sides: "Sequence[Texts | TextModel | NgramModel]") -> Guarantee:

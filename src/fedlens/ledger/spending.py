@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from fedlens.privacy import Guarantee, MatrixPlan, Neighbours, Plan, Promise, Unit, accounting, promised
+from fedlens.privacy import Guarantee, MatrixPlan, Neighbours, Plan, Promise, Unit, accounting, promised, rounded
 from fedlens.privacy.losses import Gaussian, Loss
 
 Kind = tuple[Unit, Neighbours]  # costs of different kinds do not add up
@@ -85,6 +85,17 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
         composition=composition(spendings, neighbours),
         simulated=any(spending.account.simulated for spending in spendings),
     )
+
+
+def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: float) -> Guarantee:
+    """The joint guarantee of models and of what was released earlier for their vocabulary, told apart in words."""
+    joint = guarantee([*spendings, *earlier], delta)
+    if not earlier:
+        return joint
+    models, learning = (rounded(guarantee(part, delta).epsilon) for part in (spendings, earlier))
+    parts = f"{models} for the model{'s' * (len(spendings) > 1)}, {learning} for learning the vocabulary before"
+    told = f"{composition(spendings, joint.neighbours)}; epsilon {rounded(joint.epsilon)} jointly: {parts}"
+    return dataclasses.replace(joint, composition=told)
 
 
 def _of_everybody(account: Account) -> Account:
