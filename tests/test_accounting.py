@@ -341,6 +341,15 @@ def test_calibrated_noise_makes_room_for_what_else_is_released():
     assert found.noise_multiplier > plan(releases=10).calibrated(2.0, DELTA).noise_multiplier
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_a_cohort_under_strong_noise_is_priced_without_a_word_of_overflow():
+    assert (
+        0
+        < accounting.epsilon([plan(noise=23.73, releases=200, sampling=Poisson(rate=0.1, population=10_000))], 1e-6)
+        < 0.25
+    )
+
+
 def test_a_target_out_of_reach_is_refused_by_name():
     with pytest.raises(ValueError, match=r"epsilon=0\.2 above"):
         plan().calibrated(0.2, DELTA, (plan(2.0),))

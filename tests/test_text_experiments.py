@@ -4,9 +4,11 @@ import collections
 import dataclasses
 import gzip
 import hashlib
+import itertools
 import json
 import pathlib
 import random
+import shutil
 
 import pytest
 import test_wordings
@@ -146,12 +148,30 @@ def test_unknown_words_by_position_are_those_of_the_samples(spoken, folder):
     unknown = len(texts.vocabulary)
     spoken_first = [next((symbol for symbol in row if 0 <= symbol <= unknown), None) for row in texts.rows]
     rate = spoken_first.count(unknown) / (len(spoken_first) - spoken_first.count(None))
-    assert lines[3].split("|")[3].strip() == f"{rate:.2%}" != "0.00%"
+    assert lines[3].split("|")[4].strip() == f"{rate:.2%}" != "0.00%"
     clean, hit = text_experiments.unknown([spoken], folder)
     picture = text_experiments.picture([spoken], folder)
     assert picture.count("<circle") == len(clean.rates) + len(hit.rates) == 12
     assert f'cy="{text_experiments._down(rate):.1f}"' in picture
     assert text_experiments._down(0.1) < text_experiments._down(0.05)
+
+
+def test_models_of_several_seeds_are_one_line_with_their_mean_and_spread(spoken, folder, tmp_path):
+    seeds = dataclasses.replace(spoken, seeds=2)
+    again = dataclasses.replace(seeds, name="another row")  # holds the same healthy models
+    taken = {"0-low": "0-low", "1-low": "0-high", "0-high": "0-high", "1-high": "0-high"}
+    for row, (name, of) in itertools.product((seeds, again), taken.items()):
+        target = tmp_path / "samples" / row.name / f"{name}.safetensors"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / "samples" / spoken.name / f"{of}.safetensors", target)
+    one, other = text_experiments.unknown([spoken], folder)
+    clean, hit = text_experiments.unknown([seeds, again], tmp_path)
+    assert (clean.models, hit.models) == (2, 2)
+    assert clean.rates == one.rates
+    assert hit.rates == pytest.approx([(a + b) / 2 for a, b in zip(one.rates, other.rates, strict=True)])
+    assert set(hit.first) == {one.rates[0], other.rates[0]}
+    line = text_experiments.by_position([seeds, again], tmp_path).splitlines()[3]
+    assert f"({hit.first[0]:.2%} to {hit.first[1]:.2%})" in line
 
 
 def foretold_by_hand(model, params, sentences):
@@ -172,11 +192,11 @@ def test_next_words_are_foretold_as_often_as_counted_by_hand(spoken, folder):
     start = trees.part(trials[0].recipe.start(), "model")
     said = (folder / "held_out.txt").read_text().splitlines()
     expected = [
-        f"| public words only | 0 | 0% | {foretold_by_hand(low, start, said)} |",
-        f"| and users | 8 | 100% | {foretold_by_hand(low, low.parameters, said)} |",
-        f"| and users | 8 | 0% | {foretold_by_hand(high, high.parameters, said)} |",
+        f"| public words only | 0 | 0% | 1 | {foretold_by_hand(low, start, said)} |",
+        f"| and users | 8 | 0% | 1 | {foretold_by_hand(high, high.parameters, said)} |",
+        f"| and users | 8 | 100% | 1 | {foretold_by_hand(low, low.parameters, said)} |",
     ]
-    assert len({line.split("|")[4] for line in expected}) == 3  # or nobody could tell which model was asked
+    assert len({line.split("|")[5] for line in expected}) == 3  # or nobody could tell which model was asked
     assert text_experiments.foretold([spoken], folder).splitlines()[2:] == expected
 
 

@@ -13,14 +13,14 @@ import json
 import math
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedlens import files, trees, words
-from fedlens.experiments import SUSPICIOUS, Row, trials
+from fedlens.experiments import SUSPICIOUS, Row, Trial, trials
 from fedlens.inspection import TextModel, Texts, wordings
 from fedlens.readers import sentences_of
 
@@ -32,7 +32,6 @@ UNPROTECTED = 1e4  # an epsilon with no noise to speak of
 RATES, RARER = {0.25: 0.1, 0.5: 0.1, 1.2: 0.1}, 0.2
 TOP = 100
 POSITIONS = 6
-SHARES = (0.01, 0.1, 1.0)  # of the sentences, for the model of words
 BUG = "concatenated"
 COLOURS = "#0b5d8f", "#b4550a", "#3f7d20", "#7a3b8f"
 
@@ -88,12 +87,15 @@ def rows(out: pathlib.Path) -> tuple[Row, ...]:
         row(0.01, 1.2),
         row(0.0, 1.2, seeds=12, wanted="at most 5%"),
         row(0.01, 0.5),
+        row(0.0, 0.5, seeds=12, wanted="at most 5%"),
         row(0.1, 0.25),
+        row(0.0, 0.25, seeds=12, wanted="at most 5%"),
         row(0.01, 8.0, wanted="4 of 5"),
         row(0.001, 8.0),
         *(row(0.1, 8.0, kind=kind, seeds=2) for kind in ("spaceless", "wrong-case", "truncated")),
         row(0.0, 8.0, seeds=12, wanted="at most 5%"),
-        *(row(share, 8.0, of_words, seeds=1) for share in SHARES),
+        *(row(share, 8.0, of_words, seeds=seeds) for share, seeds in ((0.01, 3), (0.1, 1), (1.0, 1))),
+        row(0.0, 8.0, of_words, seeds=8, wanted="at most 5%"),
         row(0.0, UNPROTECTED, of_words, seeds=1),
         _chat(8.0, seeds=3),
         _chat(UNPROTECTED, seeds=1),
@@ -127,35 +129,60 @@ def table(results: Sequence[dict[str, Any]]) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unknown:
-    """How many of the words that a model of sentences wrote are unknown: by position, and over all."""
+    """How many of the words that models of sentences wrote are unknown, by position: the mean over so many models."""
 
     affected: float
     epsilon: float
+    models: int
     rates: tuple[float, ...]
+    first: tuple[float, float]  # at position 1, the lowest and the highest
     overall: float
 
 
 def unknown(chosen: Sequence[Row], out: pathlib.Path) -> list[Unknown]:
-    """Of every different model of sentences, those with the bug in more sentences later."""
-    found = {}
-    for trial in trials([row for row in chosen if row.how == "words"]):
-        if trial.file(out).exists():
-            texts = Texts.open(trial.file(out))
-            hits, totals = wordings.unknown_by_position(texts, POSITIONS)
-            rates = tuple(float(hit / max(total, 1)) for hit, total in zip(hits, totals, strict=True))
-            share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
-            told = Unknown(affected=share, epsilon=trial.row.epsilon, rates=rates, overall=wordings.unknown_rate(texts))
-            found[share, trial.row.epsilon, trial.seed] = told
-    return [found[key] for key in sorted(found)]
+    """Of all models of sentences, those with the bug in more sentences later."""
+    there = _of_sentences(chosen, lambda trial: trial.file(out).exists())
+    return [_unknown(*key, [trial.file(out) for trial in some]) for key, some in there.items()]
+
+
+def _of_sentences(
+    chosen: Sequence[Row], there: Callable[[Trial], bool]
+) -> dict[tuple[float, float], Collection[Trial]]:
+    """By the share affected and epsilon, every model once: the same healthy ones stand in several rows."""
+    found: dict[tuple[float, float], dict[int, Trial]] = collections.defaultdict(dict)
+    for trial in filter(there, trials([row for row in chosen if row.how == "words"])):
+        share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
+        found[share, trial.row.epsilon][trial.seed] = trial
+    return {key: found[key].values() for key in sorted(found)}
+
+
+def _unknown(affected: float, epsilon: float, paths: Sequence[pathlib.Path]) -> Unknown:
+    rates, overall = [], []
+    for path in paths:
+        texts = Texts.open(path)
+        hits, totals = wordings.unknown_by_position(texts, POSITIONS)
+        rates.append(hits / np.maximum(totals, 1))
+        overall.append(wordings.unknown_rate(texts))
+    first = [rate[0] for rate in rates]
+    return Unknown(
+        affected=affected,
+        epsilon=epsilon,
+        models=len(paths),
+        rates=tuple(np.mean(rates, 0).tolist()),
+        first=(float(min(first)), float(max(first))),
+        overall=statistics.fmean(overall),
+    )
 
 
 def by_position(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """As Markdown: figure 4 and table 6 of the paper."""
     places = " | ".join(f"position {place + 1}" for place in range(POSITIONS))
-    lines = [f"| sentences affected | epsilon | {places} | all |", "|---" * (POSITIONS + 3) + "|"]
+    lines = [f"| sentences affected | epsilon | models | {places} | all |", "|---" * (POSITIONS + 4) + "|"]
     for told in unknown(chosen, out):
-        rates = " | ".join(f"{rate:.2%}" for rate in told.rates)
-        lines.append(f"| {_percent(told.affected)} | {told.epsilon:g} | {rates} | {told.overall:.2%} |")
+        first, *others = (f"{rate:.2%}" for rate in told.rates)
+        spread = f" ({told.first[0]:.2%} to {told.first[1]:.2%})" if told.models > 1 else ""
+        cells = [_percent(told.affected), f"{told.epsilon:g}", str(told.models), first + spread, *others]
+        lines.append(f"| {' | '.join(cells)} | {told.overall:.2%} |")
     return "\n".join([*lines, ""])
 
 
@@ -255,18 +282,20 @@ def foretold(chosen: Sequence[Row], out: pathlib.Path) -> str:
 
     Its start, from public words alone, comes first.
     """
-    lines = ["| trained on | epsilon | sentences affected | next word foretold |", "|---|---|---|---|"]
+    lines = ["| trained on | epsilon | sentences affected | models | next word foretold |", "|---|---|---|---|---|"]
     said = [words.tokens(line) for line in (out / "held_out.txt").read_text().splitlines()]
-    for trial in trials([row for row in chosen if row.how == "words"]):
-        if not trial.model_file(out).exists():
-            continue
-        model = TextModel.open(trial.model_file(out))
-        known = words.Vocabulary(words=model.vocabulary, provenance="public")
-        rows = torch.from_numpy(np.stack([known.numbered(sentence, model.width) for sentence in said]))
-        if len(lines) == 2:
-            start = trees.part(trial.recipe.start(), "model")
-            lines.append(f"| public words only | 0 | 0% | {model.model.accuracy(start, rows):.1%} |")
-        share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
-        accuracy = model.model.accuracy(model.parameters, rows)
-        lines.append(f"| and users | {trial.row.epsilon:g} | {_percent(share)} | {accuracy:.1%} |")
+    there = _of_sentences(chosen, lambda trial: trial.model_file(out).exists())
+    for (share, epsilon), some in there.items():
+        right = []
+        for trial in some:
+            model = TextModel.open(trial.model_file(out))
+            known = words.Vocabulary(words=model.vocabulary, provenance="public")
+            rows = torch.from_numpy(np.stack([known.numbered(sentence, model.width) for sentence in said]))
+            if len(lines) == 2:
+                start = trees.part(trial.recipe.start(), "model")
+                lines.append(f"| public words only | 0 | 0% | 1 | {model.model.accuracy(start, rows):.1%} |")
+            right.append(model.model.accuracy(model.parameters, rows))
+        spread = f" ({min(right):.1%} to {max(right):.1%})" if len(right) > 1 else ""
+        told = f"{statistics.fmean(right):.1%}{spread}"
+        lines.append(f"| and users | {epsilon:g} | {_percent(share)} | {len(right)} | {told} |")
     return "\n".join([*lines, ""])
