@@ -11,7 +11,7 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
-from command_line import fedlens, ran, run_folder, standing
+from command_line import fedlens, interrupted, ran, run_folder, standing
 from toy_texts import ALL, KNOWN, PAIR, lines, written
 
 from fedlens import readers, text_preparation, words
@@ -19,7 +19,7 @@ from fedlens.algorithms.warm_start import warmed
 from fedlens.inspection import TextModel, Texts
 from fedlens.ledger import Account, Spending
 from fedlens.models.lstm import LanguageModel
-from fedlens.population import Population
+from fedlens.population import DataError, Population
 from fedlens.privacy import Everyone, L2Clip, Plan
 from fedlens.recipes import Recipe, RecipeError
 from fedlens.runs import Run
@@ -72,12 +72,12 @@ BAD_DATA = {
     "no JSON": (CANARY.encode(), ["d.jsonl", "line 1"]),
     "sentences that are numbers": (everybody(text=[4711]), ["text", "line 2"]),
     "sentences that are null": (everybody(text=None), ["text", "line 2"]),
-    "a user who is null": (everybody(user=None), ["line 2"]),
-    "a user who is a list": (everybody(user=[SECRET]), ["line 2"]),
+    "a user who is null": (everybody(user=None), ["user as text or a whole number", "line 2"]),
+    "a user who is a list": (everybody(user=[SECRET]), ["user as text or a whole number", "line 2"]),
     "a user with a name without end": (everybody(user=SECRET * 1000), ["user ids", "line 2"]),
     "no user": ([{"text": [CANARY], "version": 0}], ["user", "line 1"]),
     "no sentences": (as_bytes([{"user": SECRET, "version": 0}]), ["text", "line 1"]),
-    "an attribute that is a word": (everybody(version=CANARY), ["whole number", "line 2"]),
+    "an attribute that is a word": (everybody(version=CANARY), ["version as a whole number", "line 2"]),
     "an attribute of floats": (everybody(version=0.5), ["whole number", "line 2"]),
     "an attribute beyond sixty-four bits": (everybody(version=10**30), ["whole number", "line 2"]),
     "more users than declared": (lines(61), ["population=60"]),
@@ -100,10 +100,37 @@ def test_data_check_says_the_same_without_quoting(tmp_path):
         assert_refused(fedlens("data", "check", tmp_path / "d.jsonl"), *told)
 
 
-def test_after_the_data_are_repaired_the_recipe_runs(tmp_path):
-    fedlens("ledger", "init", "--population", "crowd", "--epsilon", 10, "--delta", 1e-5, "--ledger", tmp_path / "b.db")
-    assert_refused(ran(written(tmp_path, BAD_DATA["invalid UTF-8"][0]), "--ledger", tmp_path / "b.db"))
-    assert ran(written(tmp_path), "--ledger", tmp_path / "b.db").code == 0
+def test_after_the_data_are_repaired_the_recipe_runs_by_the_same_approval(tmp_path):
+    book = "--ledger", tmp_path / "b.db"
+    fedlens("ledger", "init", "--population", "crowd", "--epsilon", 20, "--delta", 1e-5, "--review", *book)
+    fedlens("ledger", "request", written(tmp_path, BAD_DATA["invalid UTF-8"][0]) / "recipe.toml", *book)
+    fedlens("ledger", "approve", 2, *book)
+    assert_refused(ran(tmp_path, *book))
+    assert "used" not in fedlens("ledger", "review", *book).out
+    assert ran(written(tmp_path), *book).code == 0
+    assert fedlens("ledger", "review", *book).out.endswith(f", used by run {run_folder(tmp_path).name}\n")
+    done = ran(tmp_path, *book)
+    assert (done.code, "used by another run" in done.err) == (4, True)
+
+
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
+    assert_refused(ran(written(tmp_path, BAD_DATA["invalid UTF-8"][0])))
+    assert [path for path in (tmp_path / "out").iterdir() if path.is_dir() and path.name != ".private"] == []
+
+
+def test_what_somebody_put_into_the_folder_of_a_refused_run_stays(tmp_path):
+    recipe = Recipe.open(written(tmp_path, BAD_DATA["invalid UTF-8"][0]) / "recipe.toml")
+    run = Run.created(recipe, tmp_path / "out", address=tmp_path / "b.db", seed=None, device="cpu")
+    (run.folder / "notes.txt").write_text("why I ran this")
+    with pytest.raises(DataError):
+        run.executed(lambda *told: None)
+    assert {path.name for path in run.folder.iterdir()} >= {"notes.txt", "recipe.toml", "run.json"}
+
+
+def test_a_run_that_was_interrupted_before_any_release_keeps_its_folder(tmp_path, monkeypatch):
+    interrupted(monkeypatch, text_preparation, "population")
+    assert ran(written(tmp_path)).code == 130
+    assert fedlens("run", "--resume", run_folder(tmp_path)).code == 0
 
 
 @pytest.fixture
@@ -425,7 +452,8 @@ def test_no_word_and_no_name_of_a_user_leaves_a_run(tmp_path, monkeypatch, name,
     assert done.code == {"finished": 0, "interrupted": 130, "refused": 2}[ending], done.err
     (tmp_path / "said").write_text(done.out + done.err)
     told = [path for path in (tmp_path / "out").rglob("*") if path.is_file()] + [tmp_path / "said"]
-    assert {path.name for path in told} >= {"ledger.sqlite", "recipe.toml", "said"}
+    left = set() if ending == "refused" else {"recipe.toml"}
+    assert {path.name for path in told} >= {"ledger.sqlite", "said", *left}
     assert {path.name: found for path in told if (found := found_in(path, CANARY, CANARY.upper(), SECRET))} == {}
     for path in (tmp_path / "out").rglob("samples/*.safetensors"):
         if name != "sentences":

@@ -1,12 +1,14 @@
 """Budgets and reviews: what is spent or reserved never exceeds them, and nothing runs without the leave they ask."""
 
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
 import itertools
 import json
 import math
+import threading
 import types
 from typing import NamedTuple
 
@@ -26,6 +28,7 @@ from fedlens.ledger import (
     Ledger,
     LedgerError,
     NotApprovedError,
+    RunClosedError,
     Spending,
     budgets,
     guarantee,
@@ -801,11 +804,89 @@ def test_an_approval_is_used_once(reviewed, address):
     number = asked(reviewed)
     reviewed.review(number, approved=True)
     start(reviewed, "look-1")
+    reviewed.charge(account("look-1"), "train", plan(), release=0, query="a")
     reviewed.close("look-1")
-    refused(reviewed, address, f"request {number} was used by another run", run="look-2")
+    refused(reviewed, address, rf"request {number} was used by another run \(look-1\); make a new one", run="look-2")
+    assert reviewed.requests()[0]["verdict"] == "approved by modeler, used by run look-1"
     again = asked(reviewed)
     reviewed.review(again, approved=True)
     start(reviewed, "look-2")
+
+
+def test_an_approval_survives_a_run_that_ended_without_a_release(reviewed, address):
+    reviewed.review(asked(reviewed), approved=True)
+    for run in ("look-1", "look-2"):
+        start(reviewed, run)
+        reviewed.close(run)
+        assert reviewed.requests()[0]["verdict"] == "approved by modeler"
+    start(reviewed, "look-3")
+    refused(reviewed, address, "used by another run", run="look-4")
+    with pytest.raises(RunClosedError):
+        reviewed.charge(account("look-1"), "train", plan(), release=0, query="a")
+
+
+def test_a_run_that_was_interrupted_keeps_its_approval(reviewed, address):
+    reviewed.review(asked(reviewed), approved=True)
+    start(reviewed, "look-1")
+    reviewed.close_file()
+    later = Ledger(address, who="modeler")
+    refused(later, address, "used by another run", run="look-2")
+    assert later.charge(account("look-1"), "train", plan(), release=0, query="a")
+
+
+@pytest.mark.parametrize("left", ["open", "released"])
+def test_an_approval_is_used_as_long_as_one_part_of_its_run_is(reviewed, address, left):
+    parts = "low", "high"
+    asked_for = [item("look", part=part, partition="halves") for part in parts]
+    reviewed.review(reviewed.request("look", asked_for, recipe="digest"), approved=True)
+    reviewed.reserve([item(f"look-1/{part}", part=part, partition="halves") for part in parts], recipe="digest")
+    if left == "released":
+        own = account("look-1/high", part="high", partition="halves")
+        reviewed.charge(own, "train", plan(), release=0, query="a")
+        reviewed.close("look-1/high")
+    reviewed.close("look-1/low")
+    refused(reviewed, address, r"used by another run \(look-1\)", run="look-2/low", part="low", partition="halves")
+
+
+def test_of_runs_that_race_for_an_approval_that_was_given_back_one_gets_it(reviewed, address):
+    reviewed.review(asked(reviewed), approved=True)
+    start(reviewed, "look-0")
+    reviewed.close("look-0")
+    together = threading.Barrier(8)
+
+    def begins(number):
+        book = Ledger(address)
+        together.wait()
+        with contextlib.suppress(NotApprovedError):
+            start(book, f"look-{number}")
+            book.charge(account(f"look-{number}"), "train", plan(), release=0, query="a")
+        book.close_file()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(begins, range(1, 9)))
+    assert raw(address, "select count(*) from entries where kind = 'release'") == [(1,)]
+
+
+LIVES = ("start", "charge", "close"), ("start", "close", "charge")
+
+
+@pytest.mark.parametrize("second", LIVES)
+@pytest.mark.parametrize("first", LIVES)
+def test_however_two_runs_take_turns_one_releases_by_one_approval(first, second):
+    for turns in itertools.combinations(range(6), 3):
+        book = Ledger()
+        book.set_budget(budget(epsilon=100, review=True))
+        book.review(asked(book), approved=True)
+        lives = {"look-1": iter(first), "look-2": iter(second)}
+        for turn in range(6):
+            run = "look-1" if turn in turns else "look-2"
+            with contextlib.suppress(NotApprovedError, PrivacySpentError, ValueError):
+                {"start": start, "charge": charged, "close": Ledger.close}[next(lives[run])](book, run)
+        assert not (book.spent("look-1", "train") and book.spent("look-2", "train"))
+
+
+def charged(book, run):
+    book.charge(account(run), "train", plan(), release=0, query="a")
 
 
 def test_an_approval_for_another_population_does_not_count(reviewed, address):

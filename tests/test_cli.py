@@ -268,7 +268,7 @@ def test_data_check_of_good_data_says_ok(tmp_path):
     columns = {"x": np.zeros((6, 8, 8), np.uint8), "y": np.zeros(6, int), "user": np.arange(6) // 2}
     np.savez(tmp_path / "good.npz", **columns)
     told = answer("data", "check", tmp_path / "good.npz")
-    assert told == {"columns": {"x": "uint8 [1, 8, 8]", "y": "int64 []"}, "problems": []}
+    assert told == {"columns": {"x": "uint8 [1, 8, 8]", "y": "int64 []"}, "problems": [], "notes": []}
     Population.from_arrays("good", {"x": columns["x"][:, None]}, np.array([2, 4])).save(tmp_path / "good")
     done = fedlens("data", "check", tmp_path / "good")
     assert (done.code, done.out.splitlines()[-1]) == (0, "ok")

@@ -923,8 +923,9 @@ def test_a_group_with_too_few_users_gets_no_model_and_no_finding(tmp_path):
 
 
 def test_of_two_groups_the_one_with_enough_users_is_shown_alone(tmp_path):
-    nobody = PAIR.replace('by = "wrong"', 'by = "accuracy"\nbelow = 0.001').replace(
-        'by = "right"', 'by = "accuracy"\nat_least = 0.001'
+    by_example = 'by = "{}"\nminimum_examples = 1'
+    nobody = PAIR.replace(by_example.format("wrong"), 'by = "accuracy"\nbelow = 0.001').replace(
+        by_example.format("right"), 'by = "accuracy"\nat_least = 0.001'
     )
     run = created(tmp_path, "privacy.rounds=1", "privacy.count_noise=1.0", recipe=nobody)
     report = run.executed(quiet)

@@ -139,6 +139,8 @@ def test_clean_models_are_trained_once_and_every_row_is_told(rows, tmp_path, mon
     table = text_experiments.table(results)
     assert len(table.splitlines()) == 6
     assert "of 1 pairs" in table.splitlines()[-1]
+    lowest, highest = sorted(pair["score"] for pair in results[0]["pairs"])
+    assert f"| {lowest:.2f} to {highest:.2f} |" in table.splitlines()[2]
 
 
 def test_unknown_words_by_position_are_those_of_the_samples(spoken, folder):

@@ -826,6 +826,17 @@ def test_a_check_names_other_shapes(column):
     assert told.endswith("not uint8 [256]")
 
 
+@pytest.mark.parametrize("end", ["x", "xx", "é", "\u20ac", "\U0001f600"])
+def test_a_sentence_that_was_cut_is_noted_wherever_the_cut_fell(end):
+    for length in range(257 - len(end.encode()), 257):
+        assert readers.cut_text(whole("one", "a" * length + end, "a" * 300))[0].startswith("text, row 1 fills the 256")
+
+
+def test_sentences_that_fit_are_not_noted():
+    assert readers.cut_text(whole("one", "", "a" * 252)) == []
+    assert "row 20000 " in readers.cut_text(whole(*["one"] * 20_000, "a" * 257))[0]
+
+
 # The command line
 
 
@@ -842,7 +853,29 @@ def test_convert_makes_a_folder_that_check_accepts(tmp_path, rows, form):
     assert json.loads(out)["columns"] == {"text": "uint8 [256]"}
     assert held_by(Population.open(tmp_path / "people")) == held(rows)
     code, out, _ = fedlens("data", "check", tmp_path / "people")
-    assert (code, out.splitlines()) == (0, ["text: uint8 [256]", "ok"])
+    assert (code, out.splitlines()[:2]) == (0, ["text: uint8 [256]", "ok"])
+
+
+def test_a_folder_may_be_called_like_a_file(tmp_path, rows):
+    for name in ("people.jsonl", "people.npz"):
+        code, out, _ = fedlens("data", "convert", as_lines(tmp_path, rows), tmp_path / name)
+        assert (code, out.splitlines()[-1]) == (
+            0,
+            f"Wrote {tmp_path / name}. Next: fedlens data check {tmp_path / name}",
+        )
+        code, out, _ = fedlens(*out.split("Next: fedlens ")[1].split())
+        assert (code, out.splitlines()[:2]) == (0, ["text: uint8 [256]", "ok"])
+
+
+def test_a_sentence_that_is_cut_is_a_note_and_no_problem(tmp_path):
+    source = written(tmp_path, "long.jsonl", [json.dumps({"user": "a", "text": ["one", "é" * 150, "two", "x" * 300]})])
+    note = "text, row 1 fills the 256 bytes held of a sentence: what was longer is cut, here and maybe elsewhere"
+    code, out, _ = fedlens("data", "convert", source, tmp_path / "people")
+    assert (code, out.splitlines()[0]) == (0, f"note: {note}")
+    for path in (source, tmp_path / "people"):
+        code, out, _ = fedlens("data", "check", path)
+        assert (code, out.splitlines()) == (0, ["text: uint8 [256]", "ok", f"note: {note}"])
+        assert json.loads(fedlens("data", "check", path, "--json")[1])["notes"] == [note]
 
 
 def test_options_reach_the_readers(tmp_path, rows):

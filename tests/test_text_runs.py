@@ -117,6 +117,23 @@ def test_samples_are_those_of_the_model_with_its_guarantee(single):
     assert samples.guarantee.simulated
 
 
+def test_beam_search_finds_nothing_less_likely_than_what_was_drawn(single, tmp_path):
+    done = fedlens("sample", single / "all", "--count", 30, "--beams", 200, "--to", tmp_path / "found.safetensors")
+    assert done.code == 0, done.err
+    found, drawn = Texts.open(tmp_path / "found.safetensors"), opened(single, "all")[0].sampled(500, seed=1)
+    assert found.guarantee == drawn.guarantee
+    assert (found.log_probability.diff() <= 0).all()
+    ended = drawn.log_probability[drawn.ended]
+    assert found.log_probability[0] >= ended.max() - 1e-5
+    assert (tmp_path / "found.txt").exists()
+
+
+def test_images_cannot_be_searched_for(drawn):
+    done = fedlens("sample", drawn, "--beams", 10)
+    assert done.code != 0
+    assert "a language model to search with --beams" in done.err
+
+
 def test_the_report_of_a_pair_has_the_words_of_both_and_where_the_vocabulary_is_from(pair):
     report = json.loads((pair / "report.json").read_text())
     assert [side["label"] for side in report["words"]] == ["new", "old"]

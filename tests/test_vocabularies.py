@@ -302,6 +302,15 @@ def test_nothing_is_spent_where_there_is_nothing_or_no_place(learn, book, tmp_pa
     assert not book.exists()
 
 
+def test_no_price_is_told_of_what_cannot_be_learnt(asked, book, tmp_path):
+    nowhere = dataclasses.replace(asked, data=str(tmp_path / "absent.jsonl"))
+    for wanted, to in ((nowhere, "vocab.txt"), (asked, "absent/vocab.txt")):
+        done = told_by(wanted, "--ledger", book, "--to", tmp_path / to)
+        assert (done.code, len(done.text.splitlines())) == (2, 1)
+        assert done.text.startswith("Expected ")
+    assert not book.exists()
+
+
 # However it ends
 
 
@@ -471,6 +480,18 @@ def test_counting_public_text(tmp_path):
     assert (tmp_path / "vocab.txt").read_text() == "to\nbe\n"
     assert Vocabulary.open(tmp_path / "vocab.txt").provenance == told["provenance"]
     assert fedlens("vocabulary", "count", text, "--to", tmp_path / "vocab.txt").code == 2
+
+
+@pytest.mark.parametrize("name", [".", "../plays", "link"])
+def test_counted_text_is_called_by_the_name_of_its_folder(tmp_path, monkeypatch, name):
+    folder = tmp_path / "plays"
+    folder.mkdir()
+    (folder / "one.jsonl").write_text('{"user": "a", "text": "to be"}\n')
+    (folder / "link").symlink_to(folder)
+    monkeypatch.chdir(folder)
+    told = answer("vocabulary", "count", name, "--to", tmp_path / "vocab.txt")
+    called = "link" if name == "link" else "plays"
+    assert told["provenance"] == f"the 2 most frequent words of {called}, declared to be public"
 
 
 def test_counting_lines_of_json(talk, tmp_path):

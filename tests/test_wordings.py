@@ -204,6 +204,17 @@ def test_nothing_is_named_between_models_of_the_same_data(made, seed):
     assert {row["kind"] for row in rows} == {"none", *MISPRINTS}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_model_that_spells_worse_is_no_misprint_without_a_trace(seed):
+    rng = random.Random(seed)
+    healthy = [rng.choice(VOCABULARY.words if rng.random() < 0.3 else STRANGE.split()) for _ in range(700)]
+    worse = ["".join(rng.choice("etaoinshr") for _ in range(rng.randint(3, 14))) for _ in range(700)]
+    rows = wordings.ranked(of_words(worse), of_words(healthy, "right"))
+    assert rows[0]["kind"] in ("spaceless", "truncated")  # which, misspelt, look just like that
+    assert rows[0]["score"] > wordings.NAMED
+    assert not rows[0]["named"]
+
+
 def test_what_no_sample_can_show_explains_nothing():
     rows = {row["kind"]: row for row in wordings.ranked(spelling(1), spelling(2))}
     assert rows["doubled"]["score"] == rows["doubled"]["affected"] == 0.0

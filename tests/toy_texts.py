@@ -24,10 +24,6 @@ name = "crowd"
 [text]
 vocabulary = "{vocabulary}"
 width = 10
-embedding = 4
-units = 6
-projection = 4
-warm_steps = 2
 samples = 200
 {text}
 {selections}
@@ -40,11 +36,10 @@ population = 60
 clip = 0.5
 minimum_users = 1
 count_noise = 2.0
-[training]
-batch = 4
-local_steps = 2
-local_rate = 0.5
+{training}
 """
+NETWORK = "embedding = 4\nunits = 6\nprojection = 4\nwarm_steps = 2\n"
+TRAINING = "[training]\nbatch = 4\nlocal_steps = 2\nlocal_rate = 0.5"
 ALL = '[selections.all]\nby = "everyone"'
 PAIR = """
 [selections.new]
@@ -80,8 +75,14 @@ def written(folder, found=None, *, selections=ALL, more="", text="", known=KNOWN
     (folder / "known.txt").write_text("".join(f"{word}\n" for word in known))
     if selections == PAIR and not more:
         more = 'attributes = ["version"]'
+    counts = "ngrams" in text  # without a network
     recipe = RECIPE.format(
-        data=folder / "d.jsonl", vocabulary=folder / "known.txt", selections=selections, more=more, text=text
+        data=folder / "d.jsonl",
+        vocabulary=folder / "known.txt",
+        selections=selections,
+        more=more,
+        text=text if counts else NETWORK + text,
+        training="" if counts else TRAINING,
     )
     (folder / "recipe.toml").write_text(recipe)
     return folder

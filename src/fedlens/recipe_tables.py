@@ -17,6 +17,7 @@ from fedlens.privacy import Balanced, Everyone, FixedSize, Neighbours, Poisson, 
 from fedlens.privacy.matrix import Banded, Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Kept = Annotated[float, Field(ge=0, lt=1)]  # of an optimizer's memory, at every step: Adam divides by what is not
 Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 Checked = TypeVar("Checked")
@@ -262,10 +263,10 @@ class Privacy(Table):
 class Optimizer(Table):
     kind: Literal["sgd", "adam"] = "sgd"
     rate: PositiveFloat
-    momentum: Share = 0.0
+    momentum: Kept = 0.0
     nesterov: bool = False
-    beta1: Share = 0.9
-    beta2: Share = 0.999
+    beta1: Kept = 0.9
+    beta2: Kept = 0.999
 
     def built(self) -> Sgd | Adam:
         if self.kind == "adam":
@@ -302,7 +303,8 @@ class Text(Table):
     public: Path | None = None  # or sentences anybody may see (.txt, .jsonl), whose most frequent words are known
     vocabulary_size: PositiveInt = 10_000  # of those; docstrings bring a public text of their own
     tokenizer: str = "plain"
-    width: PositiveInt = 16  # bytes of a word, or words of a sentence; longer ones are cut
+    # Bytes of a word, or words of a sentence; longer ones are cut, and no sentence is held with more bytes.
+    width: Annotated[PositiveInt, Field(le=words.SENTENCE_BYTES)] = 16
     size: Literal["paper", "small"] = "small"
     embedding: PositiveInt | None = None
     units: PositiveInt | None = None

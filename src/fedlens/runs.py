@@ -21,6 +21,7 @@ import functools
 import json
 import pathlib
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -43,6 +44,7 @@ from fedlens.trees import Tree
 
 BESIDE = "beside"  # names the secret under which data are tagged
 CHECKPOINT_SECONDS = 10.0
+MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
 
 
 class Watcher(Protocol):
@@ -229,9 +231,15 @@ class Run:
         except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
             if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
                 self.abandoned(book)
+                self._leave_no_folder()
             raise
         self._pin(side, book)
         return side
+
+    def _leave_no_folder(self) -> None:
+        """Of a run that ended before it released anything, unless somebody put something else there."""
+        if {path.name for path in self.folder.iterdir()} <= MADE_WITHOUT_DATA:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _pin(self, side: Side, book: Ledger) -> None:
         """A resumed run goes on with the same data and classifier: else a user may be in two groups, priced as one."""

@@ -31,6 +31,7 @@ UNPROTECTED = 1e4  # an epsilon with no noise to speak of
 # at epsilon 8 costs 10% more.
 RATES, RARER = {0.25: 0.1, 0.5: 0.1, 1.2: 0.1}, 0.2
 TOP = 100
+SHOWN, LISTED, BEAMS = 20, 1000, 2000  # words compared, those searched for (known ones among them), and beams
 POSITIONS = 6
 BUG = "concatenated"
 COLOURS = "#0b5d8f", "#b4550a", "#3f7d20", "#7a3b8f"
@@ -110,9 +111,9 @@ def _chat(epsilon: float, seeds: int) -> Row:
 def table(results: Sequence[dict[str, Any]]) -> str:
     """As Markdown."""
     lines = [
-        "| bug | sentences affected | model | epsilon | rounds, weights | named | first | named otherwise |"
-        " top 10 with a space | wanted |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| bug | sentences affected | model | epsilon | rounds, weights | named | first | scores |"
+        " named otherwise | top 10 with a space | wanted |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for r in results:
         clean = r["bug"] == "none"
@@ -120,9 +121,12 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         otherwise = f"{r['named_otherwise']} of {r['tried']}" + (" pairs" if clean else "")
         spaces = [sum(pair["top"]) for pair in r["pairs"] if "top" in pair]
         spread = f"{min(spaces)} to {max(spaces)}, median {statistics.median(spaces):g}" if spaces else "-"
+        best = [pair["score"] for pair in r["pairs"]]
+        scores = f"{min(best):.2f} to {max(best):.2f}" if best else "-"
         lines.append(
             f"| {r['bug']} | {_percent(r['affected'])} | {r['split']} | {r['epsilon']:.2f} |"
-            f" {r['rounds']}, {r['weights']:,} | {named} | {first} | {otherwise} | {spread} | {r['wanted']} |"
+            f" {r['rounds']}, {r['weights']:,} | {named} | {first} | {scores} |"
+            f" {otherwise} | {spread} | {r['wanted']} |"
         )
     return "\n".join([*lines, ""])
 
@@ -211,7 +215,7 @@ def _line(told: Unknown, colour: str) -> str:
     path = "L".join(f"{x} {y:.1f}" for x, y in points)
     dots = "".join(f'<circle cx="{x}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points)
     above, white = (
-        f'x="{points[0][0] + 10}" y="{points[0][1] - 8:.1f}"',
+        f'x="{points[0][0]}" y="{points[0][1] - 9:.1f}" text-anchor="middle"',
         'paint-order="stroke" stroke="#fff" stroke-width="4"',
     )
     first = f'<text {above} {white} fill="{colour}">{_percent(told.affected)}</text>'
@@ -255,6 +259,20 @@ def precision_and_recall(texts: Texts, true: collections.Counter[str], top: int 
 def _likeliest(texts: Texts, count: int) -> set[str]:
     """Words outside the vocabulary, as a report shows them."""
     return {row["word"] for row in wordings.table([texts], count, floor=0.0)[0]}
+
+
+def searched(chosen: Sequence[Row], out: pathlib.Path) -> str:
+    """Of the likeliest unknown words by beam search, how many are the samples' likeliest: whether any were missed."""
+    title = f"likeliest {SHOWN} by beam search, among those of the samples"
+    lines = [f"| bug | sentences affected | epsilon | seed | {title} |", "|---|---|---|---|---|"]
+    for trial in trials([row for row in chosen if row.how == "spelling" and not row.clean]):
+        if trial.side == SUSPICIOUS and trial.file(out).exists() and trial.model_file(out).exists():
+            drawn = _likeliest(Texts.open(trial.file(out)), SHOWN)
+            found = _likeliest(TextModel.open(trial.model_file(out)).likeliest(LISTED, BEAMS), SHOWN)
+            row = trial.row
+            told = f"{row.kind} | {_percent(row.fraction)} | {row.epsilon:g} | {trial.seed} | {len(found & drawn)}"
+            lines.append(f"| {told} |")
+    return "\n".join([*lines, ""])
 
 
 def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:

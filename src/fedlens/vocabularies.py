@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import pathlib
 import secrets
 from typing import Any
@@ -125,9 +126,10 @@ def counted(text: pathlib.Path, to: pathlib.Path, *, size: int, tokenizer: str =
     _check_new(to)
     if size < 1:
         raise ValueError(f"Expected size={size} >= 1.")
-    made = words.counted(readers.sentences_of(text), size, tokenizer, text.name)
+    name = pathlib.Path(os.path.abspath(text)).name  # of `.` too; a link goes by its own name
+    made = words.counted(readers.sentences_of(text), size, tokenizer, name)
     if not made.words:
-        raise ValueError(f"Expected words in {text.name}; there are none.")
+        raise ValueError(f"Expected words in {name}; there are none.")
     made.save(to)
     return made
 
@@ -145,11 +147,7 @@ def learned(
 
     Formal guarantee: the list is post-processing of the releases of `asked.plan`, reserved before any data is read.
     """
-    _check_new(to)
-    if seed is None and ":" in asked.tokenizer:
-        raise ValueError("Expected --simulate with a tokenizer of one's own: its code sees every private sentence.")
-    if not pathlib.Path(asked.data).exists():
-        raise DataError(f"Expected private data at {asked.data}; there is nothing.")
+    check(asked, to, seed)
     run, randomness = f"vocabulary-{secrets.token_hex(3)}", Randomness.secret()
     if seed is not None:
         randomness = Randomness.seeded(seed)
@@ -164,6 +162,15 @@ def learned(
         book.close(run)  # what was not charged is returned
         raise
     return found
+
+
+def check(asked: Learning, to: pathlib.Path, seed: int | None) -> None:
+    """Refuses what cannot be learnt, or written, whatever it costs. No data is read."""
+    _check_new(to)
+    if seed is None and ":" in asked.tokenizer:
+        raise ValueError("Expected --simulate with a tokenizer of one's own: its code sees every private sentence.")
+    if not pathlib.Path(asked.data).exists():
+        raise DataError(f"Expected private data at {asked.data}; there is nothing.")
 
 
 def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, device: str) -> Vocabulary:

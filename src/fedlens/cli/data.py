@@ -1,11 +1,14 @@
 """`fedlens data`: beside the data."""
 
 import pathlib
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedlens.cli.options import FAILED, Json, say
+
+if TYPE_CHECKING:
+    from fedlens.population import Population
 
 data_app = typer.Typer(no_args_is_help=True, help="Prepare and check private data, beside the data.")
 
@@ -23,16 +26,19 @@ def check(
     from fedlens import data, readers
     from fedlens.population import Population
 
-    if path.suffix == ".npz":
+    if (path / "population.json").exists():  # whatever the folder is called
+        population = Population.open(path)
+    elif path.suffix == ".npz":
         population = data.from_npz(path, images=images, labels=labels or None, users=users)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
         population = readers.text(path, user=users, text=sentences)
     else:
         population = Population.open(path)
     problems = readers.checked_text(population) if "text" in population.columns else data.checked(population)
-    columns = {name: f"{column.dtype} {list(column.shape[1:])}" for name, column in population.columns.items()}
+    columns, notes = _columns(population), [] if problems else _notes(population)
     lines = [f"{name}: {kind}" for name, kind in columns.items()] + (problems or ["ok"])
-    say({"columns": columns, "problems": problems}, "\n".join(lines), as_json)
+    answer = {"columns": columns, "problems": problems, "notes": notes}
+    say(answer, "\n".join([*lines, *(f"note: {note}" for note in notes)]), as_json)
     if problems:
         raise typer.Exit(FAILED)
 
@@ -74,8 +80,20 @@ def convert(
         made = readers.convert(
             source, to, kind=kind, users=users, images=images, labels=labels, classes=classes, inverted=inverted
         )
-    columns = {name: f"{column.dtype} {list(column.shape[1:])}" for name, column in made.columns.items()}
-    say({"population": str(to), "columns": columns}, f"Wrote {to}. Next: fedlens data check {to}", as_json)
+    notes = _notes(made)
+    lines = [*(f"note: {note}" for note in notes), f"Wrote {to}. Next: fedlens data check {to}"]
+    say({"population": str(to), "columns": _columns(made), "notes": notes}, "\n".join(lines), as_json)
+
+
+def _columns(population: "Population") -> dict[str, str]:
+    return {name: f"{column.dtype} {list(column.shape[1:])}" for name, column in population.columns.items()}
+
+
+def _notes(population: "Population") -> list[str]:
+    """What a run does not stumble over, and whoever reads its report should know."""
+    from fedlens import readers
+
+    return readers.cut_text(population) if "text" in population.columns else []
 
 
 def _check_none(kind: str, **given: object) -> None:

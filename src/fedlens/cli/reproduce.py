@@ -72,8 +72,17 @@ def text(
         _train(chosen, out, together, minutes, device)
     if diagnose:
         results = experiments.diagnosed(chosen, out, _progress)
-        tables = (text_experiments.by_position, text_experiments.found_words, text_experiments.foretold)
-        told = "\n".join([text_experiments.table(results), *(table(chosen, out) for table in tables)])
+        made = [
+            of(chosen, out)
+            for of in (
+                text_experiments.searched,
+                text_experiments.by_position,
+                text_experiments.found_words,
+                text_experiments.foretold,
+            )
+        ]
+        filled = [table for table in made if len(table.splitlines()) > 2]
+        told = "\n".join([text_experiments.table(results), *filled])
         files.write(out / "positions.svg", text_experiments.picture(chosen, out))
         _tell(results, told, out, as_json)
 

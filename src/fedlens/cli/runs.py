@@ -231,18 +231,30 @@ def sample(
     folder: Annotated[pathlib.Path, typer.Argument(help="A model folder, such as runs/x/low.")],
     count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
     seed: Annotated[int, typer.Option(help="Of the public latents.")] = 0,
+    beams: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help="Text: search for the likeliest instead, with so many beams."),
+    ] = None,
     to: Annotated[
-        pathlib.Path | None, typer.Option("--to", help="Default: samples-<seed>.safetensors in the folder.")
+        pathlib.Path | None,
+        typer.Option("--to", help="Default: samples-<seed> or likeliest .safetensors in the folder."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Draw synthetic images or text from a model: a file that carries its guarantee, and one to look at. Free."""
     from fedlens import files
-    from fedlens.inspection import Texts, pictures
+    from fedlens.inspection import TextModel, Texts, pictures
     from fedlens.inspection.wordings import listed
 
-    samples = _model(folder).sampled(count, seed)
-    path = to or folder / f"samples-{seed}.safetensors"
+    model = _model(folder)
+    if beams is None:
+        samples = model.sampled(count, seed)
+    elif isinstance(model, TextModel):
+        samples = model.likeliest(count, beams)
+        count = len(samples.sequences)  # no more may end within the width
+    else:
+        raise ValueError("Expected a language model to search with --beams.")
+    path = to or folder / f"{f'samples-{seed}' if beams is None else 'likeliest'}.safetensors"
     shown = path.with_suffix(".txt" if isinstance(samples, Texts) else ".png")
     if path == shown:
         raise ValueError(f"Expected --to with another ending than {shown.suffix}: it is written beside the samples.")

@@ -85,6 +85,7 @@ def learn(
         number = Ledger(ledger).request("vocabulary", [asked.item()], recipe=asked.digest, why=why)
         say({"number": number, "recipe": asked.digest}, f"Request {number} waits for review.", as_json)
         return
+    vocabularies.check(asked, to, simulate)
     for warning in asked.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     print(f"planned {asked.guarantee.headline}", file=sys.stderr)

@@ -246,8 +246,8 @@ def _failure(side: Texts) -> str | None:
         return f"{side.label}: the model diverged; nothing can be concluded"
     told = _noise_in_words(side) if side.kind == "spelling" else _noise_in_sentences(side)
     return told and (
-        f"{side.label}: {told}: the model has not learnt from so few users at so small an epsilon, and nothing can be "
-        "concluded"
+        f"{side.label}: {told}: with so few users, so small an epsilon or so simple a model, it has not learnt "
+        "to write, and nothing can be concluded"
     )
 
 
@@ -263,7 +263,7 @@ def _noise_in_words(side: Texts) -> str | None:
     endless = {word: count for word, count in counts.items() if not word[1]}
     _, together = wordings.traced("spaceless", side)  # whole sentences without spaces have no end either
     if sum(endless.values()) > (1 - ENDING) * counts.total() and _share(*_counted(endless, together)) < 0.5:
-        return "most words that it wrote never end"
+        return "most words that it wrote never end, unless the spaces between them are lost"
     return None
 
 

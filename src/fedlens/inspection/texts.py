@@ -147,6 +147,10 @@ class TextModel:
         )
         return _written(self, self.kind, drawn.cpu(), likely.cpu())
 
+    def likeliest(self, count: int, beams: int) -> Texts:
+        """By beam search: what samples may have missed."""
+        return _written(self, self.kind, *self.model.likeliest(self.parameters, self.width, beams, count))
+
     def _empty(self, count: int) -> torch.Tensor:
         row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
         return torch.tensor(row).repeat(count, 1)

@@ -14,7 +14,7 @@ import math
 import random
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ Z = 1.96  # two-sided, 95%
 # without a misprint, the demo's, of which the best explained at most 36%, and 0.008 nats. Of sentences: 18 pairs of
 # noisy n-gram models, 19% and 0.004 nats.
 NAMED = 0.4  # share of the divergence that is explained
-MATERIAL = {"spelling": 0.004, "words": 0.02}  # share of the samples that are misprinted
+MATERIAL = {"spelling": 0.004, "words": 0.02}  # share of the samples that are misprinted, and that can be seen to be
 GAIN = {"spelling": 0.012, "words": 0.008}  # nats a sample
 SIGNIFICANT = 0.05
 SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # on which misprints are planted
@@ -121,18 +121,12 @@ def _written(word: str) -> str:
 
 def traced(kind: str, texts: Texts) -> tuple[str, Callable[[Word], bool]]:
     """How the trace of a misprint reads in a sentence, and which words bear it."""
-    known = frozenset(texts.vocabulary)
-    structural: dict[str, tuple[str, Callable[[Word], bool]]] = {
-        "concatenated": ("contain a space", lambda word: " " in word[0]),
-        "spaceless": ("are known words run together", lambda word: _joined(word[0], known) > 1),
-        "wrong-case": ("hold capital letters", lambda word: _case(word[0]) != "lower"),
-        "mojibake": ("hold letters of a wrong encoding", lambda word: _encoding(word[0]) == "misread"),
-    }
-    if kind in structural:
-        return structural[kind]
-    marks = _marks(named(kind), texts.vocabulary, _Spelling(known, texts.sequences.shape[1], ()))
+    plain = _Spelling(frozenset(texts.vocabulary), texts.sequences.shape[1], ())
+    if kind in _TRACES:
+        told, borne = _TRACES[kind]
+        return told, lambda word: borne(plain.shape(word))
     told = "are known words without their last letters" if kind == "truncated" else "are what it makes of known words"
-    return told, marks.__contains__
+    return told, _marks(named(kind), texts.vocabulary, plain).__contains__
 
 
 # Sentences
@@ -228,6 +222,7 @@ class Comparison:
     right: np.ndarray
     made: dict[str, list[np.ndarray] | None]  # None: it failed; nothing: no sample can show it
     summaries: dict[str, str]
+    excess: dict[str, float]  # how much more of the left side bears a misprint's trace, where it leaves one
     chance: float  # about what it makes of a divergence of so many samples: less than that explains nothing
     apart: float  # total variation distance
     p_value: float
@@ -245,6 +240,7 @@ class Comparison:
             right=_shares(view.right, shapes),
             made={kind: None if parts is None else [_shares(p, shapes) for p in parts] for kind, parts in made.items()},
             summaries={kind: misprint.summary for kind, misprint in view.misprints.items()},
+            excess=view.excess,
             chance=len({*view.left, *view.right}) / (2 * min(view.left.total(), view.right.total())),
             apart=apart,
             p_value=p_value,
@@ -272,7 +268,7 @@ class Comparison:
             if parts is None:
                 continue
             planted = ((share, (1 - share) * self.left + share * parts[0]) for share in SHARES if parts)
-            least = next((share for share, left in planted if self._enough(self._row(kind, left), left)), None)
+            least = next((share for share, left in planted if self._enough(self._row(kind, left), left, share)), None)
             rows.append({"kind": kind, "summary": self.summaries[kind], "percent": least and round(100 * least, 1)})
         return tuple(rows)
 
@@ -292,11 +288,13 @@ class Comparison:
             "affected": round(affected, 5),
         }
 
-    def _enough(self, row: Row, left: np.ndarray) -> bool:
+    def _enough(self, row: Row, left: np.ndarray, planted: float = 0.0) -> bool:
+        """Misspelt misprints look like any other misspelt words, so that some must be there that can be told apart."""
         return (
             row["kind"] != "none"
             and row["score"] >= NAMED
             and row["affected"] >= MATERIAL[self.kind]
+            and self.excess.get(row["kind"], math.inf) + planted >= MATERIAL[self.kind]
             and self._none(left)["distance"] - row["distance"] >= GAIN[self.kind]
         )
 
@@ -329,6 +327,7 @@ class _View:
     right: collections.Counter[Shape]
     misprints: dict[str, Misprint]
     made: Callable[[Misprint], list[collections.Counter[Shape]] | None]
+    excess: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def _view(left: Texts, right: Texts, misprints: dict[str, Misprint]) -> _View:
@@ -351,6 +350,24 @@ def _changed(misprint: Misprint, tokens: list[str]) -> list[str] | None:
 # Shapes of words
 
 
+class _WordShape(NamedTuple):
+    spaces: int
+    parts: str
+    known: bool
+    joined: int
+    case: str
+    encoding: str
+    marks: tuple[bool, ...]
+
+
+_TRACES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "concatenated": ("contain a space", lambda shape: shape.spaces > 0),
+    "spaceless": ("are known words run together", lambda shape: shape.joined > 1),
+    "wrong-case": ("hold capital letters", lambda shape: shape.case != "lower"),
+    "mojibake": ("hold letters of a wrong encoding", lambda shape: shape.encoding == "misread"),
+}
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Spelling:
     """Tells the shape of a word, given what is known."""
@@ -359,16 +376,16 @@ class _Spelling:
     width: int
     marks: tuple[frozenset[Word], ...]  # what each misprint makes of single known words
 
-    def shape(self, word: Word) -> Shape:
+    def shape(self, word: Word) -> _WordShape:
         text, _ = word  # not whether it ended: private models of the same words differ most in how long words get
-        return (
-            min(3, text.count(" ")),
-            _parts_known(text, self.vocabulary),
-            text in self.vocabulary,
-            _joined(text, self.vocabulary),
-            _case(text),
-            _encoding(text),
-            tuple(word in mark for mark in self.marks),
+        return _WordShape(
+            spaces=min(3, text.count(" ")),
+            parts=_parts_known(text, self.vocabulary),
+            known=text in self.vocabulary,
+            joined=_joined(text, self.vocabulary),
+            case=_case(text),
+            encoding=_encoding(text),
+            marks=tuple(word in mark for mark in self.marks),
         )
 
     def written(self, word: str) -> Word:
@@ -406,7 +423,17 @@ def _spelling_view(left: Texts, right: Texts, misprints: dict[str, Misprint]) ->
         spellings = (new[:TRIED], _garbled(new[:TRIED])) if new else ()
         return [spelling.shapes(collections.Counter(map(spelling.written, words))) for words in spellings]
 
-    return _View(spelling.shapes(left.words), spelling.shapes(healthy), misprints, made)
+    shapes = spelling.shapes(left.words), spelling.shapes(healthy)
+    excess = {}
+    for place, kind in enumerate(misprints):
+        _, borne = _TRACES.get(kind, ("", lambda shape, place=place: shape.marks[place]))
+        if kind in _TRACES or marks[place]:
+            excess[kind] = _share(shapes[0], borne) - _share(shapes[1], borne)
+    return _View(*shapes, misprints, made, excess)
+
+
+def _share(shapes: collections.Counter[Shape], borne: Callable[[Any], bool]) -> float:
+    return sum(count for shape, count in shapes.items() if borne(shape)) / max(1, shapes.total())
 
 
 def _marks(misprint: Misprint, vocabulary: Sequence[str], plain: _Spelling) -> frozenset[Word]:

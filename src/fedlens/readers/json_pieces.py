@@ -81,12 +81,12 @@ class Json:
             if not run:
                 raise self.not_utf8() if _HALF.match(mark) else self.damaged()
 
-    def whole(self) -> int:
-        """The next value, a whole number of 64 bits."""
+    def whole(self, what: str = "a whole number") -> int:
+        """The next value, a whole number of 64 bits; errors say that `what` was expected."""
         mark = self.peek()
         found = _WHOLE.match(self._text, self._at)
         if not found or not -(2**63) <= int(found.group()) < 2**63:
-            raise self.other("a whole number") if mark else self.damaged()
+            raise self.other(what) if mark else self.damaged()
         self._at = found.end()
         return int(found.group())
 

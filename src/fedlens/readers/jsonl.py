@@ -51,7 +51,7 @@ def _line(json: Json, names: Sequence[str], sentences: str) -> Iterator[tuple[li
                     held = []
                 held.append(sentence)
         elif key in names:
-            told[key] = _user(json) if key == names[0] else json.whole()
+            told[key] = _user(json, key) if key == names[0] else json.whole(f"{key} as a whole number")
         else:
             json.skip()
     if missing := [name for name in (*names, sentences) if name not in told]:
@@ -67,9 +67,9 @@ def _sentences(json: Json) -> Iterator[str]:
         yield as_text(json.string(SENTENCE_BYTES), json.where)
 
 
-def _user(json: Json) -> str | int:
+def _user(json: Json, name: str) -> str | int:
     if json.peek() != '"':
-        return json.whole()
+        return json.whole(f"{name} as text or a whole number")
     user = json.string(ID_LENGTH + 1)
     if len(user) > ID_LENGTH:
         raise DataError(f"Expected user ids of at most {ID_LENGTH} characters; that of {json.where} is longer.")
