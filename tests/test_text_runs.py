@@ -128,6 +128,27 @@ def test_beam_search_finds_nothing_less_likely_than_what_was_drawn(single, tmp_p
     assert (tmp_path / "found.txt").exists()
 
 
+def test_a_list_that_the_tokenizer_never_writes_so_is_warned_about(tmp_path):
+    upper, lower = tmp_path / "upper", tmp_path / "lower"
+    for folder, known in ((upper, [word.upper() for word in KNOWN]), (lower, (*KNOWN, "e.g."))):
+        folder.mkdir()
+        written(folder, known=known)
+    assert any("100% of the words in text.vocabulary" in warning for warning in warnings(upper))
+    assert not any("text.vocabulary" in warning for warning in warnings(upper, 'text.tokenizer="whitespace"'))
+    assert not any("text.vocabulary" in warning for warning in warnings(lower))
+
+
+def warnings(folder, *overrides):
+    return Recipe.open(folder / "recipe.toml", overrides).warnings
+
+
+@pytest.mark.parametrize("option", [("--values", "bytes"), ("--channels-last",)])
+def test_what_a_primary_model_expects_goes_with_one(single, option):
+    done = fedlens("compare", single / "all", single / "all", *option)
+    assert done.code == 2
+    assert "Expected --model with --values" in done.err
+
+
 def test_images_cannot_be_searched_for(drawn):
     done = fedlens("sample", drawn, "--beams", 10)
     assert done.code != 0
@@ -334,6 +355,7 @@ def test_a_baseline_that_cannot_be_compared_is_refused_before_anything_is_set_as
     done = ran(written(tmp_path, text=with_baseline(baselines[name])))
     assert done.code == 2, done.err
     assert done.err.splitlines()[-1].startswith("Expected ")
+    assert "text.baseline" in done.err or name == "damaged"
     assert not list((tmp_path / "out").glob("toy-*"))
     assert not (tmp_path / "out" / "ledger.sqlite").exists() or Ledger(tmp_path / "out" / "ledger.sqlite").runs() == []
 

@@ -56,6 +56,7 @@ from fedlens.trees import Tree
 from fedlens.words import Vocabulary
 
 STAGES = "count", "train"  # of a model: its group is counted, then it is trained
+STRANGE_WORDS = 0.1  # share of a vocabulary that no tokenizer gives: more than the odd abbreviation
 
 
 class RecipeError(ValueError):
@@ -159,7 +160,20 @@ class Recipe(Table):
             )
         if p.correlated and self.training.server.kind == "adam":
             found.append("correlated noise cancels in sums of the rounds; the server's adam rescales every round")
+        if (strange := self._strange_words) > STRANGE_WORDS:
+            found.append(
+                f"{strange:.0%} of the words in text.vocabulary can never be met: the tokenizer writes them otherwise"
+                " (in lower case, say), so that the words they stand for count as unknown"
+            )
         return (*found, *self.doubts)
+
+    @property
+    def _strange_words(self) -> float:
+        """The share of a given list that the tokenizer, if it is one of ours, does not leave as it is."""
+        if self.text is None or self.text.vocabulary is None or self.text.tokenizer not in words.TOKENIZERS:
+            return 0.0
+        split = words.TOKENIZERS[self.text.tokenizer]
+        return sum(split(word) != [word] for word in self.vocabulary.words) / len(self.vocabulary)
 
     @property
     def doubts(self) -> tuple[str, ...]:

@@ -121,7 +121,10 @@ def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:
 
 def baseline(recipe: Recipe, folder: str) -> TextModel | NgramModel:
     """The model of an earlier run to compare with: of another kind, its words would differ whatever the data."""
-    found, text = opened(pathlib.Path(folder) / "model.safetensors"), recipe.text
+    path, text = pathlib.Path(folder) / "model.safetensors", recipe.text
+    if not path.exists():
+        raise ValueError(f"Expected a model folder of an earlier run as text.baseline; {folder} holds no model.")
+    found = opened(path)
     if isinstance(found, Model) or text is None:
         raise ValueError("Expected a model of text as text.baseline.")
     kind = "ngrams" if isinstance(found, NgramModel) else found.kind

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
+PIXELS = "minus-one-to-one"  # what a primary model expects, unless told otherwise
 WRITTEN = 20_000  # words or sentences a side, to compare
 
 
@@ -173,7 +174,7 @@ def compare(
     model: Annotated[
         pathlib.Path | None, typer.Option("--model", help="A primary model, to tell classes apart.")
     ] = None,
-    values: Annotated[str, typer.Option(help="The pixels that model expects, as in a recipe.")] = "minus-one-to-one",
+    values: Annotated[str, typer.Option(help="The pixels that model expects, as in a recipe.")] = PIXELS,
     channels_last: Annotated[bool, typer.Option("--channels-last", help="And in which order.")] = False,
     kinds: Annotated[
         list[str] | None,
@@ -185,6 +186,8 @@ def compare(
     from fedlens.inspection import Model, contrast, contrast_texts
     from fedlens.models.primary import open_primary
 
+    if model is None and (channels_last or values != PIXELS):
+        raise ValueError("Expected --model with --values or --channels-last: they say what that model expects.")
     models = [_model(left), _model(right)]
     if models[0].label == models[1].label:  # of two runs, whose names tell them apart
         models = [_called_by_its_run(found, path) for found, path in zip(models, (left, right), strict=True)]
