@@ -28,7 +28,6 @@ from fedlens.readers.parquet import parquet, parquet_text
 from fedlens.readers.parts import Path, Source
 from fedlens.readers.png import png
 from fedlens.readers.sentences import checked as checked_text
-from fedlens.readers.sentences import cut as cut_text
 from fedlens.readers.sqlite import sqlite
 from fedlens.readers.writing import filled, write_images, write_text
 from fedlens.words import as_sentence
@@ -39,7 +38,6 @@ __all__ = [
     "checked_text",
     "convert",
     "convert_text",
-    "cut_text",
     "detected",
     "docstrings",
     "public_text",

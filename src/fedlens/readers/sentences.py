@@ -16,7 +16,6 @@ from fedlens.words import SENTENCE_BYTES, as_row
 
 AT_ONCE = 16  # sentences of unknown length that are read together
 ID_LENGTH = 1000  # characters of a user id, at most
-_WHOLE_CHARACTER = 4  # bytes in UTF-8, at most: a sentence that was cut between two fills all but three
 _RESERVED = ("text", "x", "mask", "offsets")
 
 Head = tuple[Any, ...]  # a user's id, then the attributes of some sentences
@@ -119,17 +118,6 @@ def checked(population: Population) -> list[str]:
         if gaps.any() or odd is not None:
             break
     return problems
-
-
-def cut(population: Population) -> list[str]:
-    """A note on the first sentence that may have been cut to what is kept of it; nothing where there is none."""
-    column = population.columns["text"]
-    for start in range(0, len(column), 2**14):
-        full = np.asarray(column[start : start + 2**14, SENTENCE_BYTES - _WHOLE_CHARACTER]) != 0
-        if full.any():
-            told = f"text, row {start + int(np.argmax(full))} fills the {SENTENCE_BYTES} bytes held of a sentence"
-            return [f"{told}: what was longer is cut, here and maybe elsewhere"]
-    return []
 
 
 def _not_utf8(rows: np.ndarray) -> int | None:
