@@ -16,7 +16,7 @@ import torch
 
 from fedlens import experiments, text_experiments, trees, words
 from fedlens.experiments import HEALTHY, SUSPICIOUS
-from fedlens.inspection import TextModel, Texts, wordings
+from fedlens.inspection import TextModel, Texts, text_hypotheses
 from fedlens.inspection.texts import jointly
 
 KNOWN = ["the", "court", "may", "hear", "it", "now", "and", "then", "we", "think", "so"]
@@ -118,8 +118,8 @@ def test_the_sides_are_the_same_users_with_and_without_the_bug(rows):
 def test_clean_models_are_trained_once_and_every_row_is_told(rows, tmp_path, monkeypatch):
     trained = []
     plain = experiments._train
-    monkeypatch.setattr(wordings, "MADE_UP", 400)
-    monkeypatch.setattr(wordings, "TRIED", 1000)
+    monkeypatch.setattr(text_hypotheses, "MADE_UP", 400)
+    monkeypatch.setattr(text_hypotheses, "TRIED", 1000)
     monkeypatch.setattr(experiments, "_train", lambda batch, *rest: trained.extend(batch) or plain(batch, *rest))
     chosen = [row for row in rows if row.epsilon == 1.2]
     experiments.trained(chosen, tmp_path, device="cpu", say=lambda line: None)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.inspection import wordings
+from fedlens.inspection import text_hypotheses, wordings
 from fedlens.inspection.report import Finding
 from fedlens.inspection.text_contrast import contrast_texts
 from fedlens.inspection.texts import Texts
@@ -33,8 +33,8 @@ WIDTH = 16
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(wordings, "MADE_UP", 400)
-    monkeypatch.setattr(wordings, "TRIED", 1000)
+    monkeypatch.setattr(text_hypotheses, "MADE_UP", 400)
+    monkeypatch.setattr(text_hypotheses, "TRIED", 1000)
 
 
 def sentences(seed, kind=None, share=0.0, count=600):
@@ -165,9 +165,11 @@ def test_p_values_are_uniform_without_a_difference_and_small_with_one():
     assert np.mean(np.array(chance) <= 0.05) <= 0.09
     assert wordings.share_test((100, 200), (60, 300)) == 1 / (wordings.TESTED + 1)
     draws = [rng.multinomial(200, [0.5, 0.3, 0.2], 2) for _ in range(150)]
-    shapes = [wordings.shape_test(*({(i,): int(n) for i, n in enumerate(side)} for side in pair))[1] for pair in draws]
+    shapes = [
+        text_hypotheses.shape_test(*({(i,): int(n) for i, n in enumerate(side)} for side in pair))[1] for pair in draws
+    ]
     assert np.mean(np.array(shapes) <= 0.05) <= 0.09
-    apart, p_value = wordings.shape_test({(0,): 90, (1,): 10}, {(0,): 50, (2,): 50})
+    apart, p_value = text_hypotheses.shape_test({(0,): 90, (1,): 10}, {(0,): 50, (2,): 50})
     assert (apart, p_value) == (pytest.approx(0.5), 1 / (wordings.TESTED + 1))
 
 
@@ -184,14 +186,14 @@ SEEN_IN_SENTENCES = ("concatenated", "spaceless", "wrong-case", "truncated", "do
 
 @pytest.mark.parametrize(("kind", "share"), [*((kind, 1.0) for kind in SEEN_IN_WORDS), *RARELY_SEEN_IN_WORDS])
 def test_the_planted_misprint_is_named_from_words(kind, share):
-    best = wordings.ranked(spelling(1, kind, share), spelling(2))[0]
+    best = text_hypotheses.ranked(spelling(1, kind, share), spelling(2))[0]
     assert (best["kind"], best["named"]) == (kind, True)
 
 
 @pytest.mark.parametrize("share", [0.15, 1.0])
 @pytest.mark.parametrize("kind", SEEN_IN_SENTENCES)
 def test_the_planted_misprint_is_named_from_sentences(kind, share):
-    best = wordings.ranked(written(1, kind, share), written(2))[0]
+    best = text_hypotheses.ranked(written(1, kind, share), written(2))[0]
     assert (best["kind"], best["named"]) == (kind, True)
     assert best["affected"] == pytest.approx(share, abs=0.12)
 
@@ -199,7 +201,7 @@ def test_the_planted_misprint_is_named_from_sentences(kind, share):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("made", [spelling, written])
 def test_nothing_is_named_between_models_of_the_same_data(made, seed):
-    rows = wordings.ranked(made(2 * seed + 10), made(2 * seed + 11))
+    rows = text_hypotheses.ranked(made(2 * seed + 10), made(2 * seed + 11))
     assert not any(row["named"] for row in rows)
     assert {row["kind"] for row in rows} == {"none", *MISPRINTS}
 
@@ -209,23 +211,23 @@ def test_a_model_that_spells_worse_is_no_misprint_without_a_trace(seed):
     rng = random.Random(seed)
     healthy = [rng.choice(VOCABULARY.words if rng.random() < 0.3 else STRANGE.split()) for _ in range(700)]
     worse = ["".join(rng.choice("etaoinshr") for _ in range(rng.randint(3, 14))) for _ in range(700)]
-    rows = wordings.ranked(of_words(worse), of_words(healthy, "right"))
+    rows = text_hypotheses.ranked(of_words(worse), of_words(healthy, "right"))
     assert rows[0]["kind"] in ("spaceless", "truncated")  # which, misspelt, look just like that
-    assert rows[0]["score"] > wordings.NAMED
+    assert rows[0]["score"] > text_hypotheses.NAMED
     assert not rows[0]["named"]
 
 
 def test_what_no_sample_can_show_explains_nothing():
-    rows = {row["kind"]: row for row in wordings.ranked(spelling(1), spelling(2))}
+    rows = {row["kind"]: row for row in text_hypotheses.ranked(spelling(1), spelling(2))}
     assert rows["doubled"]["score"] == rows["doubled"]["affected"] == 0.0
-    rows = {row["kind"]: row for row in wordings.ranked(written(1), written(2))}
+    rows = {row["kind"]: row for row in text_hypotheses.ranked(written(1), written(2))}
     assert rows["mojibake"]["score"] == 0.0
 
 
 @pytest.mark.parametrize("made", [spelling, written])
 def test_somebody_elses_misprint_competes_and_a_broken_one_is_left_out(made):
     kinds = (*MISPRINTS, f"{__name__}:reversed_letters", f"{__name__}:broken")
-    rows = wordings.ranked(made(1, kinds[-2], 0.5), made(2), kinds)
+    rows = text_hypotheses.ranked(made(1, kinds[-2], 0.5), made(2), kinds)
     if made is spelling:  # of sentences one only sees that all words are unknown
         assert (rows[0]["kind"], rows[0]["named"]) == (kinds[-2], True)
     assert rows[-1]["kind"] == kinds[-1]
@@ -235,15 +237,15 @@ def test_somebody_elses_misprint_competes_and_a_broken_one_is_left_out(made):
 
 def test_texts_of_different_kinds_tokenizers_or_vocabularies_are_not_compared():
     with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
-        wordings.ranked(spelling(1), written(2))
+        text_hypotheses.ranked(spelling(1), written(2))
     with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
-        wordings.ranked(dataclasses.replace(spelling(1), tokenizer="whitespace"), spelling(2))
+        text_hypotheses.ranked(dataclasses.replace(spelling(1), tokenizer="whitespace"), spelling(2))
     with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
-        wordings.ranked(spelling(1), dataclasses.replace(spelling(2), vocabulary=("the",)))
+        text_hypotheses.ranked(spelling(1), dataclasses.replace(spelling(2), vocabulary=("the",)))
 
 
 def test_coverage_is_the_share_at_which_a_misprint_would_be_named():
-    compared = wordings.Comparison.of(spelling(1), spelling(2))
+    compared = text_hypotheses.Comparison.of(spelling(1), spelling(2))
     rows = {row["kind"]: row["percent"] for row in compared.missed()}
     assert rows["doubled"] is None
     assert 0 < rows["concatenated"] <= 5

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.inspection import wordings
+from fedlens.inspection import text_hypotheses, wordings
 from fedlens.inspection.report import Chart, Finding, Report
 from fedlens.inspection.texts import COUNTED, Texts, Word, jointly
 from fedlens.misprints import MISPRINTS
@@ -44,7 +44,7 @@ def contrast_texts(
     """
     sides: tuple[Texts, ...] = (left,) if right is None else (left, right)
     failures = tuple(told for side in sides if (told := _failure(side)))
-    compared = None if right is None else wordings.Comparison.of(left, right, (*MISPRINTS, *kinds))
+    compared = None if right is None else text_hypotheses.Comparison.of(left, right, (*MISPRINTS, *kinds))
     rows = tuple(row | {"named": row["named"] and not failures} for row in compared.ranked()) if compared else ()
     words = wordings.table(sides, SHOWN_WORDS) if left.kind == "spelling" else []
     found = tuple(_finding(row, rows, sides, words) for row in rows if row["named"])
@@ -84,7 +84,7 @@ def _finding(best: Row, rows: Sequence[Row], sides: Sequence[Texts], words: Sequ
 
 
 def _seen_in_words(kind: str, sides: Sequence[Texts], likeliest: Sequence[Row]) -> str:
-    told, bears = wordings.traced(kind, sides[0])
+    told, bears = text_hypotheses.traced(kind, sides[0])
     top = likeliest[:TOP]
     hits = sum(bears((row["word"], True)) for row in top)
     left, right = (_share(*_counted(side.words, bears)) for side in sides)
@@ -162,7 +162,7 @@ def _jump(sides: Sequence[Texts]) -> tuple[int, tuple[float, float]]:
     return place + 1, (float(left[place] / n[place]), float(right[place] / m[place]))
 
 
-def _apart(compared: wordings.Comparison | None) -> list[Row]:
+def _apart(compared: text_hypotheses.Comparison | None) -> list[Row]:
     if compared is None:
         return []
     note = f"total variation distance, 0 to 1; permutation p-value {compared.p_value:.3f}"
@@ -261,7 +261,7 @@ def _noise_in_words(side: Texts) -> str | None:
     if garbage > GARBAGE * letters.total():
         return "most of what it wrote is no text"
     endless = {word: count for word, count in counts.items() if not word[1]}
-    _, together = wordings.traced("spaceless", side)  # whole sentences without spaces have no end either
+    _, together = text_hypotheses.traced("spaceless", side)  # whole sentences without spaces have no end either
     if sum(endless.values()) > (1 - ENDING) * counts.total() and _share(*_counted(endless, together)) < 0.5:
         return "most words that it wrote never end, unless the spaces between them are lost"
     return None
