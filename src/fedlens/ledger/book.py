@@ -25,6 +25,7 @@ from fedlens.privacy import MatrixPlan, Promise, promised, rounded
 
 _PAGE = 10_000
 _COARSE = 20.0
+_MOST = 2**63 - 1  # the largest number a store can count to
 _BACKWARDS = datetime.timedelta(seconds=5)  # clocks are set right by less
 
 
@@ -293,14 +294,35 @@ class Ledger:
 
     def budget(self, population: str) -> Budget | None:
         """The latest; of one that has reviewers, only what they signed is believed."""
+        return self._budget(population)
+
+    def _budget(self, population: str, before: int = _MOST) -> Budget | None:
         budget = None
-        for entry in self._entries("kind = 'budget' and population = ?", population):
+        for entry in self._entries("kind = 'budget' and population = ? and id < ?", population, before):
             if budget and budget.reviewers and not self._signed_by(entry, budget.reviewers):
                 raise LedgerError(
                     f"Expected entry {entry.id}, a budget, signed by a reviewer: the ledger was edited (verify it)."
                 )
             budget = Budget.from_dict(entry.facts["budget"])
         return budget
+
+    def register(self, population: str, body: Mapping[str, Any]) -> int:
+        """Writes down what is known of a population's data; where the budget has reviewers, by their signature only."""
+        with self._store.transaction():
+            self._by_reviewer(self.budget(population), "the registration of a population")
+            return self._append("register", population, body=body).id
+
+    def registrations(self) -> list[Entry]:
+        """The latest of each population, by name; of one that has reviewers, only what they signed is believed."""
+        latest: dict[str, Entry] = {}
+        for entry in self._entries("kind = 'register'"):
+            budget = self._budget(entry.population, before=entry.id)
+            if budget and budget.reviewers and not self._signed_by(entry, budget.reviewers):
+                raise LedgerError(
+                    f"Expected entry {entry.id}, a register, signed by a reviewer: the ledger was edited (verify it)."
+                )
+            latest[entry.population] = entry
+        return [latest[population] for population in sorted(latest)]
 
     def _signed_by(self, entry: Entry, reviewers: Sequence[str]) -> bool:
         before = self._entries("id = ?", entry.id - 1)

@@ -17,7 +17,7 @@ Head = tuple[int, str]  # number and hash of the last entry: written down elsewh
 class Entry:
     id: int
     at: str
-    kind: str  # budget, request, review, reserve, release or close
+    kind: str  # budget, register, request, review, reserve, release or close
     who: str
     population: str
     run: str
@@ -83,7 +83,7 @@ class _Books:
 
     def out_of_place(self, entry: Entry) -> Iterator[str]:
         place, reviewers = (entry.run, entry.stage), self._reviewers.get(entry.population, [])
-        if entry.kind in ("budget", "review") and reviewers and entry.signer not in reviewers:
+        if entry.kind in ("budget", "register", "review") and reviewers and entry.signer not in reviewers:
             yield f"entry {entry.id}, a {entry.kind}, is not signed by a reviewer"
         if entry.kind == "budget":
             self._reviewers[entry.population] = entry.facts["budget"]["reviewers"]
