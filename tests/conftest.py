@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens import pins
 from fedlens.ledger import Account, Ledger
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.population import Population
@@ -28,6 +29,13 @@ hypothesis.settings.load_profile("fedlens")
 @pytest.fixture(autouse=True, scope="session")
 def one_core():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def no_pin(monkeypatch, tmp_path_factory):
+    """Whatever machine the tests run on, nobody has pinned it."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+    monkeypatch.setattr(pins, "MACHINE", tmp_path_factory.mktemp("machine") / "pin.toml")
 
 
 @pytest.fixture(scope="session")

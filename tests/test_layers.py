@@ -13,10 +13,11 @@ ROOT = pathlib.Path(fedlens.__file__).parent
 
 # The table of docs/design.md, lowest first. A module may import the layers below its own, and its own package.
 LAYERS = (
-    {"version", "trees", "randomness", "files", "functions"},
-    {"tensorfiles", "replay", "transforms", "words", "misprints"},
+    {"version", "trees", "randomness", "files", "pins"},
+    {"tensorfiles", "replay", "functions"},
+    {"transforms", "words", "misprints"},
     {"privacy", "models", "curator", "population"},
-    {"ledger", "selection", "data", "readers"},
+    {"ledger", "selection", "data", "readers", "prints"},
     {"algorithms", "inspection", "evaluation", "simulation", "flower", "audit"},
     # These may import everything.
     {
@@ -24,6 +25,8 @@ LAYERS = (
         "recipe_tables",
         "recipe_problems",
         "recipes",
+        "registration",
+        "owner",
         "templates",
         "planning",
         "preparation",
@@ -43,7 +46,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 TOP = len(LAYERS) - 1
-PRIVATE = {"population", "selection", "data", "readers", "simulation", "flower", "audit"}
+PRIVATE = {"population", "selection", "data", "readers", "prints", "simulation", "flower", "audit"}
 PUBLIC = {name for name, level in LEVEL.items() if level < TOP} - PRIVATE
 
 

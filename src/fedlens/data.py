@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from fedlens import transforms
-from fedlens.population import DataError, Population
+from fedlens.population import DataError, Population, SchemaError
 from fedlens.transforms import Change
 from fedlens.trees import pixels
 
@@ -57,7 +57,7 @@ def from_npz(
     _same_length(path, arrays)
     ids = arrays[users] if isinstance(users, str) else np.arange(len(arrays[images])) % users
     if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
-        raise DataError(f"Expected one user id per row in {users}, whole numbers or text.")
+        raise SchemaError(f"Expected one user id per row in {users}, whole numbers or text.")
     order = np.argsort(ids, kind="stable")
     counts = np.unique(ids, return_counts=True)[1]
     columns = {"x": as_images(arrays[images], images)[order]}
@@ -65,6 +65,21 @@ def from_npz(
         columns["y"] = as_labels(arrays[labels], labels)[order]
     columns |= {name: as_whole_numbers(arrays[name], name)[order] for name in attributes}
     return Population.from_arrays(path.stem, columns, counts)
+
+
+def names_in(path: pathlib.Path) -> list[str]:
+    """Of the arrays in an .npz file; none where it cannot be read, which is told when it is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return [name.removesuffix(".npy") for name in archive.namelist()]
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return []
+
+
+def images_in(path: pathlib.Path, name: str | None = None) -> list[np.ndarray]:
+    """Of PUBLIC data: the images of this name, or all arrays of images that a file holds."""
+    found = _arrays(path, [name] if name else names_in(path))
+    return [as_images(array, key) for key, array in found.items() if name or array.ndim in (3, 4)]
 
 
 def public_npz(path: pathlib.Path, *, images: str, labels: str) -> Public:
@@ -77,13 +92,13 @@ def as_images(array: np.ndarray, name: str) -> np.ndarray:
     """[n, side, side] or [n, channels, side, side], bytes or finite floats in [-1, 1]."""
     shaped = array[:, None] if array.ndim == 3 else array
     if shaped.ndim != 4 or shaped.shape[1] not in (1, 3) or shaped.shape[2] != shaped.shape[3]:
-        raise DataError(
+        raise SchemaError(
             f"Expected {name} as [n, side, side] or [n, channels, side, side], got shape {array.shape[1:]} per row."
         )
     if shaped.dtype == np.uint8:
         return shaped
     if not np.issubdtype(shaped.dtype, np.floating):
-        raise DataError(f"Expected {name} as bytes (uint8) or floats in [-1, 1], got {shaped.dtype}.")
+        raise SchemaError(f"Expected {name} as bytes (uint8) or floats in [-1, 1], got {shaped.dtype}.")
     bad = ~np.isfinite(shaped).reshape(len(shaped), -1).all(1)
     if bad.any():
         raise DataError(f"Expected finite pixels in {name}; row {int(np.flatnonzero(bad)[0])} holds NaN or infinity.")
@@ -107,7 +122,7 @@ def as_labels(array: np.ndarray, name: str) -> np.ndarray:
 
 def as_whole_numbers(array: np.ndarray, name: str) -> np.ndarray:
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise DataError(f"Expected {name} as one whole number per row, got {array.dtype} {list(array.shape[1:])}.")
+        raise SchemaError(f"Expected {name} as one whole number per row, got {array.dtype} {list(array.shape[1:])}.")
     return array.astype(np.int64)
 
 
@@ -131,7 +146,7 @@ def planted(
         raise DataError("Expected a whole population to plant a bug on, got a selection of one.")
     bug, columns = transforms.named(kind), dict(population.columns)
     if mark in columns:
-        raise DataError(f"Expected no column named {mark!r} yet: it is to mark whom the bug hit.")
+        raise SchemaError(f"Expected no column named {mark!r} yet: it is to mark whom the bug hit.")
     hit = list(_hit_users(population, fraction, seed) if of == "users" else _hit_examples(population, fraction, seed))
     if bug.images is not None:
         columns["x"] = np.array(columns["x"])
@@ -224,7 +239,7 @@ def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as archive:
             missing = [name for name in names if name not in archive.files]
             if missing:
-                raise DataError(f"Expected {', '.join(missing)} in {path.name}; it holds {', '.join(archive.files)}.")
+                raise SchemaError(f"Expected {', '.join(missing)} in {path.name}; it holds {', '.join(archive.files)}.")
             return {name: archive[name] for name in names}
     except FileNotFoundError:
         raise DataError(f"Expected the file {path}; it is missing.") from None
@@ -239,4 +254,4 @@ def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
 
 def _same_length(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     if any(array.ndim == 0 for array in arrays.values()) or len({len(array) for array in arrays.values()}) > 1:
-        raise DataError(f"Expected columns of one length in {path.name}.")
+        raise SchemaError(f"Expected columns of one length in {path.name}.")

@@ -219,7 +219,7 @@ def _primary(recipe: Recipe, out: pathlib.Path) -> pathlib.Path:
     kept = out / f"primary-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.safetensors"
     if not kept.exists():
         first = recipe.changed(["seed=0"])
-        preparation.primary(first, preparation.population(first)[1], kept)
+        preparation.primary(first, preparation.population(first, first.data)[1], kept)
     return kept
 
 

@@ -34,6 +34,10 @@ class DataError(ValueError):
     """The data cannot be used as it is."""
 
 
+class SchemaError(DataError):
+    """The same, because of names, types or shapes, which are public: no row is spoken of."""
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Population:
     """Unit u holds the rows starts[u] : starts[u] + counts[u] (through `rows`, where examples were selected).
@@ -173,7 +177,7 @@ class Population:
     def only(self, *names: str) -> "Population":
         """The same units with these columns and no others."""
         if missing := [name for name in names if name not in self.columns]:
-            raise DataError(f"Expected a column {missing[0]!r}, found {', '.join(sorted(self.columns))}.")
+            raise SchemaError(f"Expected a column {missing[0]!r}, found {', '.join(sorted(self.columns))}.")
         return dataclasses.replace(self, columns={name: self.columns[name] for name in names})
 
     def select(

@@ -9,12 +9,14 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from fedlens import data, text_preparation, trees
+from fedlens import data, readers, text_preparation, trees
 from fedlens.curator import Curator
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.primary import open_primary
-from fedlens.population import DataError, Population
+from fedlens.population import DataError, Population, SchemaError
 from fedlens.privacy import Unit
+from fedlens.readers.docstrings import docstrings
+from fedlens.recipe_tables import Data
 from fedlens.recipes import Recipe
 from fedlens.selection import (
     AccuracyBetween,
@@ -29,23 +31,36 @@ from fedlens.selection import (
 Thresholds = Mapping[float, float]  # accuracies, by the quantile that each was learnt as
 
 
-def population(recipe: Recipe) -> tuple[Population, data.Public | None]:
+def opened(source: Data) -> Population:
+    """All that a source holds, as far as it is described: images with their labels, or text."""
+    path = pathlib.Path(source.path or "")
+    if source.source == "jsonl":
+        return readers.text(path, user=source.users, text=source.text, attributes=source.attributes)
+    if source.source == "population":
+        found = Population.open(path)
+        return text_preparation.of_text(found) if "text" in found.columns else _sound(found)
+    users: str | int = source.deal_to or source.users
+    return data.from_npz(path, images=source.images, labels=source.labels, users=users, attributes=source.attributes)
+
+
+def population(recipe: Recipe, source: Data) -> tuple[Population, data.Public | None]:
     """The users with their examples, the bug planted; and the public examples that come with them, if any do."""
     if recipe.text:
-        return text_preparation.population(recipe), None
-    found, public = _read(recipe)
+        return text_preparation.population(
+            recipe, docstrings() if source.source == "docstrings" else opened(source)
+        ), None
+    public = None
+    if source.source == "digits":
+        found, public = data.digits(source.deal_to or 100)
+    else:
+        found = opened(source if recipe.reads_labels else source.model_copy(update={"labels": None}))
     if "x" not in found.columns:
-        raise DataError(f"Expected an image column 'x', found {', '.join(sorted(found.columns))}.")
+        raise SchemaError(f"Expected an image column 'x', found {', '.join(sorted(found.columns))}.")
     if found.columns["x"].shape[1:] != (1, recipe.side, recipe.side):
         shape = tuple(found.columns["x"].shape[1:])
         colour = len(shape) == 3 and shape[0] == 3
         why = "they are in colour, and grey ones are expected" if colour else "see `side`"
-        raise DataError(f"Expected images of (1, {recipe.side}, {recipe.side}), got {shape}: {why}.")
-    if recipe.data.source == "population":  # what other sources hold was checked as it was read
-        found = _sound(found)
-    if len(found) > recipe.privacy.population:
-        declared = recipe.privacy.population
-        raise DataError(f"Expected at most population={declared} users, as the recipe declares; the data hold more.")
+        raise SchemaError(f"Expected images of (1, {recipe.side}, {recipe.side}), got {shape}: {why}.")
     if bug := recipe.data.bug:
         found = data.planted(found, bug.kind, bug.fraction, bug.seed, of=bug.of, mark=bug.mark, classes=bug.classes)
     return found, public
@@ -61,17 +76,6 @@ def _sound(found: Population) -> Population:
     other = {name: column for name, column in found.columns.items() if name != "x" and column.dtype.kind in "iu"}
     columns = {**found.columns, **{name: column.astype(np.int64) for name, column in other.items()}}
     return dataclasses.replace(found, columns=columns)
-
-
-def _read(recipe: Recipe) -> tuple[Population, data.Public | None]:
-    source = recipe.data
-    if source.source == "digits":
-        return data.digits(source.deal_to or 100)
-    if source.source == "population":
-        return Population.open(source.path or ""), None
-    path, labels = pathlib.Path(source.path or ""), source.labels if recipe.reads_labels else None
-    users: str | int = source.deal_to or source.users
-    return data.from_npz(path, images=source.images, labels=labels, users=users, attributes=source.attributes), None
 
 
 def primary(recipe: Recipe, public: data.Public | None, kept: pathlib.Path) -> Primary | None:
@@ -102,37 +106,26 @@ def primary(recipe: Recipe, public: data.Public | None, kept: pathlib.Path) -> P
 
 
 def check(recipe: Recipe, population: Population, primary: Primary | None) -> None:
-    """Before anything is released: the columns that selections go by must be there, and known to the primary model."""
-    if recipe.model.classes:
-        if "y" not in population.columns:
-            raise DataError("Expected labels for a conditional model (model.classes).")
-        _labels_below(recipe.model.classes, population, "model.classes of the recipe")
+    """Before anything is released: the columns that selections go by must be there. Labels that the primary model does
+    not know are labels that it gets wrong: to refuse them would tell about them.
+    """
     if any(selection.by == "everyone" for selection in recipe.selections.values()):
         units = population.by_example() if recipe.privacy.unit == Unit.EXAMPLE else population
         try:
             recipe.privacy.sampler().check(len(units), selected=False)
         except ValueError as error:
             raise DataError(str(error)) from None
+    if recipe.model.classes and "y" not in population.columns:
+        raise SchemaError("Expected labels for a conditional model (model.classes).")
     for selection in recipe.selections.values():
         by_primary = selection.by in ("accuracy", "right", "wrong")
         if by_primary and (primary is None or "y" not in population.columns):
-            raise DataError(f"Expected labels and a primary model to select by {selection.by}.")
+            raise SchemaError(f"Expected labels and a primary model to select by {selection.by}.")
         if selection.by == "class" and "y" not in population.columns:
-            raise DataError("Expected labels to select by class.")
-        if by_primary or selection.by == "class":
-            data.as_labels(population.columns["y"], "y")
-            if by_primary and primary:
-                _labels_below(primary.classes, population, "the number of classes that the primary model knows")
+            raise SchemaError("Expected labels to select by class.")
         if selection.attribute:
             column = population.only(selection.attribute).columns[selection.attribute]
             data.as_whole_numbers(column, selection.attribute)
-
-
-def _labels_below(classes: int, population: Population, what: str) -> None:
-    unknown = data.as_labels(population.columns["y"], "y") >= classes
-    if unknown.any():
-        row = int(np.argmax(unknown))
-        raise DataError(f"Expected labels below {classes}, {what}; row {row}, with rows sorted by user, holds another.")
 
 
 def thresholds(recipe: Recipe, curator: Curator) -> Thresholds:
@@ -149,9 +142,9 @@ class Side:
     accuracies: np.ndarray | None
 
     @classmethod
-    def of(cls, recipe: Recipe, kept: pathlib.Path) -> "Side":
-        """All that a recipe needs beside the data; refuses before anything is released."""
-        users, public = population(recipe)
+    def of(cls, recipe: Recipe, kept: pathlib.Path, source: Data | None = None) -> "Side":
+        """All that a recipe needs beside the data, which lie where they are registered or where the recipe says."""
+        users, public = population(recipe, source or recipe.data)
         model = primary(recipe, public, kept)
         check(recipe, users, model)
         by_accuracy = any(selection.by == "accuracy" for selection in recipe.selections.values())

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 import typing
 from typing import Annotated, Any, Literal, TypeVar
@@ -20,6 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Kept = Annotated[float, Field(ge=0, lt=1)]  # of an optimizer's memory, at every step: Adam divides by what is not
 Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
+PopulationName = Annotated[str, Field(pattern=r"^[^/\\.(\p{C}][^/\\\p{C}]{0,59}$")]  # that of a file, or one given
 Checked = TypeVar("Checked")
 BUILT_IN = "digits", "docstrings"  # data that is on every machine
 TEXT = "jsonl", "docstrings"  # a population may hold either
@@ -74,9 +76,13 @@ class Columns(Table):
 
 
 class Data(Table):
-    source: Literal["digits", "npz", "population", "jsonl", "docstrings"]
+    """A registered population, by its name; or where data lie and what they hold, to be registered in passing."""
+
+    population: PopulationName | None = None
+    budget: PopulationName | None = None  # whose budget it draws on, if not its own: by its owner's word
+    source: Literal["digits", "npz", "population", "jsonl", "docstrings"] | None = None
     path: Path | None = None
-    name: Name | None = None  # of the population in the ledger; by default that of the file
+    name: PopulationName | None = None  # of the population in the ledger; by default that of the file
     images: str = "x"
     labels: str | None = "y"
     text: str = "text"  # jsonl: the key of a user's sentences
@@ -87,8 +93,15 @@ class Data(Table):
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Data":
-        problems = []
-        if (self.path is None) != (self.source in BUILT_IN):
+        if self.population:
+            own = {"population", "budget", "bug"}
+            given = {key for key, field in Data.model_fields.items() if getattr(self, key) != field.default} - own
+            told = f"what '{self.population}' is, its owner has said; leave out {', '.join(sorted(given))}"
+            return sound(self, [told] if given else [])
+        problems = [] if self.source else ["give population, the name of a registered one, or source and path"]
+        if self.budget:
+            problems.append("budget goes with population: its owner says whose budget it draws on")
+        if self.source and (self.path is None) != (self.source in BUILT_IN):
             problems.append("path goes with source npz, jsonl or population, and with those only")
         if self.deal_to and self.source not in ("digits", "npz"):
             problems.append(f"deal_to goes with source digits or npz: a source of {self.source} has its users")
@@ -100,10 +113,18 @@ class Data(Table):
             problems.append(f"bug.mark={self.bug.mark!r} is one of the attributes already")
         return sound(self, problems)
 
+    @property
+    def called(self) -> str:
+        """What the ledger knows the population as: by default after its file, as far as that can be printed."""
+        file = pathlib.Path(self.path or self.source or "").name
+        printable = "".join(letter if letter.isprintable() and letter != "\\" else "_" for letter in file)
+        return self.population or self.name or re.sub(r"^[.(]", "_", printable)[:60]
+
     def lacks(self, attribute: str) -> bool:
-        """Whether there is surely no such column; what a population folder holds is seen when it is opened."""
+        """Whether there is surely no such column; what a folder, or a registered population, holds is seen later."""
         marked = self.bug is not None and attribute == self.bug.mark
-        return self.source != "population" and not marked and attribute not in self.attributes
+        known = self.source not in ("population", None)
+        return known and not marked and attribute not in self.attributes
 
 
 class Primary(Table):

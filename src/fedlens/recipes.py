@@ -38,6 +38,7 @@ from fedlens.privacy.matrix import Identity
 from fedlens.readers import sentences_of
 from fedlens.readers.docstrings import public_text
 from fedlens.recipe_tables import (
+    BUILT_IN,
     NUMBER,
     QUANTILE,
     THRESHOLDS,
@@ -186,13 +187,28 @@ class Recipe(Table):
 
     @functools.cached_property
     def digest(self) -> str:
-        """Of the settings and of the public files of text they name: whoever approved a run approved those as well."""
-        text = self.text
-        known = [text.vocabulary, f"{text.vocabulary}.json"] if text else []  # the words, and what they cost
-        named = [*known, text.public, f"{text.baseline}/model.safetensors"] if text else []
-        inside = (found for path in named if path for found in _files(pathlib.Path(path)))
-        held = [f"{found.name} {files.sha256(found)}" for found in inside]
-        return hashlib.sha256("".join([self.model_dump_json(), *held]).encode()).hexdigest()
+        """Of the settings and of every file they name: whoever approved a run approved those as well.
+
+        Of the data it holds the population's name alone: what that is, its owner says, and not the recipe.
+        """
+        settings = self if self.data.source in BUILT_IN else self.on(self.data.called)
+        inside = ((place, found) for place, path in self.public_files.items() for found in _files(pathlib.Path(path)))
+        held = [f"{place} {found.name} {files.sha256(found)}" for place, found in inside]
+        return hashlib.sha256("".join([settings.model_dump_json(), *held]).encode()).hexdigest()
+
+    @property
+    def public_files(self) -> dict[str, str]:
+        """By the setting that names them: the files beside the data that a run depends on."""
+        text, primary = self.text, self.primary
+        named = {
+            "text.vocabulary": text.vocabulary if text else None,
+            "text.vocabulary, its price": f"{text.vocabulary}.json" if text and text.vocabulary else None,
+            "text.public": text.public if text else None,
+            "text.baseline": f"{text.baseline}/model.safetensors" if text and text.baseline else None,
+            "primary.model": primary.model if primary else None,
+            "primary.public": primary.public.path if primary and primary.public else None,
+        }
+        return {place: path for place, path in named.items() if path}
 
     def gan(self) -> Gan:
         return self.model.built(self.side, 1)
@@ -292,6 +308,12 @@ class Recipe(Table):
         if self.text and self.text.public:
             return sentences_of(pathlib.Path(self.text.public))
         return public_text().splitlines() if self.data.source == "docstrings" else []
+
+    @property
+    def algorithm_name(self) -> str:
+        if self.text is None:
+            return "fedavg-gan"
+        return "ngrams" if self.text.model == "ngrams" else "fedavg"
 
     def algorithm(self) -> FedAvgGan | FedAvg | Ngrams:
         if self.text and self.text.model == "ngrams":
@@ -429,7 +451,14 @@ class Recipe(Table):
     @property
     def population(self) -> str:
         """Whose budget it draws on."""
-        return self.data.name or pathlib.Path(self.data.path or self.data.source).name
+        return self.data.budget or self.data.called
+
+    def on(self, population: str, budget: str | None = None) -> "Recipe":
+        """The same recipe, which names its population and says nothing else about it."""
+        data = Data(population=population, budget=budget, bug=self.data.bug)
+        named = self.model_copy(update={"data": data})
+        named.__dict__.pop("digest", None)  # which was copied, and holds the name
+        return named
 
     def account(self, run: str, selection: str, simulated: bool) -> Account:
         """Groups share no user within one run only: by the next, a user's data and the group may have changed."""
@@ -450,8 +479,8 @@ def _multipliable(train: Promise) -> Plan:
     return dataclasses.replace(train, sampling=Everyone(), releases=train.participations) if train.in_turn else train
 
 
-def to_toml(recipe: Recipe) -> str:
-    """The resolved recipe as TOML, every setting spelled out."""
+def to_toml(whole: Table) -> str:
+    """A resolved recipe as TOML, every setting spelled out; or what else is made of tables."""
     lines: list[str] = []
 
     def table(values: dict[str, Any], place: str) -> None:
@@ -463,7 +492,7 @@ def to_toml(recipe: Recipe) -> str:
         for key, value in tables.items():
             table(value, f"{place}.{key}" if place else key)
 
-    table(recipe.model_dump(mode="json", exclude_none=True), "")
+    table(whole.model_dump(mode="json", exclude_none=True), "")
     return "\n".join([*lines, ""])
 
 

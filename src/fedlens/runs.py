@@ -28,10 +28,11 @@ from typing import Any, Protocol
 
 import torch
 
-from fedlens import files, preparation, run_reports, tensorfiles, trees
+from fedlens import files, pins, preparation, run_reports, tensorfiles, trees
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Report, Trained
 from fedlens.ledger import Item, Ledger, RunClosedError, is_remote
+from fedlens.owner import Owner
 from fedlens.population import DataError, Population
 from fedlens.preparation import Side, Thresholds
 from fedlens.privacy import Guarantee
@@ -42,6 +43,7 @@ from fedlens.safeguards import alone, forget_secrets, kept_randomness, only_our_
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 
+VERSION = 2  # of run folders
 BESIDE = "beside"  # names the secret under which data are tagged
 CHECKPOINT_SECONDS = 10.0
 MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
@@ -77,8 +79,12 @@ class Run:
         seed: int | None,
         device: str,
         why: str = "",
+        say: Callable[[str], None] = lambda line: None,
     ) -> "Run":
-        """Sets aside what the recipe will spend and writes down the promise. No data is read."""
+        """Sets aside what the recipe will spend and writes down the promise.
+
+        Data are read only to recognise them, and only if they are not registered yet; the owner's word decides.
+        """
         source = recipe.data.path
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
@@ -90,9 +96,11 @@ class Run:
             len(recipe.vocabulary)  # what is wrong with it is said before anything is set aside
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
+        recipe.spendings()  # an epsilon out of reach is told before anything is written
+        book = Ledger(address)
+        recipe, _ = Owner(address, book, say).admitted(recipe, simulated=seed is not None)
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
-        book = Ledger(address)
         if recipe.text:
             _check_price(recipe, book)
         refused = False
@@ -106,7 +114,13 @@ class Run:
             files.write(folder / "recipe.toml", to_toml(recipe))
             files.write(folder / "plan.json", json.dumps(run_reports.plan_of(recipe, promise), indent=1))
             files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
-            about = {"ledger": address, "seed": seed, "device": device, "recipe_sha256": recipe.digest}
+            about = {
+                "version": VERSION,
+                "ledger": address,
+                "seed": seed,
+                "device": device,
+                "recipe_sha256": recipe.digest,
+            }
             files.write(folder / "run.json", json.dumps(about, indent=1))
         except BaseException:
             if not refused:
@@ -141,12 +155,19 @@ class Run:
         try:
             about = json.loads((folder / "run.json").read_text())
             known = about["recipe_sha256"], about["ledger"], about["seed"], about["device"]
+            version = about.get("version", 1)
         except FileNotFoundError:
             raise ValueError(f"Expected a run folder, found no run.json in {folder}.") from None
         except (json.JSONDecodeError, KeyError, TypeError):
             raise ValueError(f"Expected a whole run.json in {folder}; it is damaged.") from None
-        recipe = Recipe.open(folder / "recipe.toml")
         digest, address, seed, device = known
+        if version != VERSION:
+            raise ValueError(
+                f"Expected a run that this version of fedlens began; {folder.name} is another's. What it has not spent"
+                f" is returned by fedlens ledger close {folder.name} --ledger {address}; then run its recipe.toml anew."
+            )
+        pins.address(address, address)  # on a pinned machine no folder may choose its ledger
+        recipe = Recipe.open(folder / "recipe.toml")
         if recipe.digest != digest:
             raise ValueError(
                 f"Expected the recipe that {folder.name} was started with; it, or a public file it names, has changed."
@@ -227,7 +248,8 @@ class Run:
     def _usable_side(self, book: Ledger) -> Side:
         """The private side; if it cannot be used and nothing was released yet, what was set aside is returned."""
         try:
-            side = Side.of(self.recipe, self.folder / "primary.safetensors")
+            recipe, known = Owner(self.address, book).admitted(self.recipe, simulated=self.seed is not None)
+            side = Side.of(recipe, self.folder / "primary.safetensors", known.data if known else recipe.data)
         except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
             if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
                 self.abandoned(book)

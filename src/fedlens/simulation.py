@@ -2,11 +2,14 @@
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
+import platform
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,6 +32,16 @@ Run = Callable[[Contribute, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
 Summed = tuple[Tree, Tree]
 _FITS_ON_DEVICE = 2**31  # bytes of data that are kept on a GPU
 _WORTH_COMPILING = 120.0  # seconds of work ahead; compiling takes about one minute
+_ROUNDING = (  # variables by which libraries choose other code
+    "ATEN_CPU_CAPABILITY",
+    "DNNL_MAX_CPU_ISA",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_NUM_THREADS",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_CORETYPE",
+)
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
@@ -317,7 +330,9 @@ class SimulatedCurator:
         that differ anywhere share no later row, and cost together at most what two runs do, whatever a ledger forgot.
         """
         account = dataclasses.asdict(self._account)
-        engine = f"{self.engine!r}{how}"  # another chunk size rounds differently
+        engine = (
+            f"{self.engine!r}{how} {_arithmetic(self._device)}"  # another chunk size, or machine, rounds differently
+        )
         if self._randomness.simulated:
             account, engine = {"part": self._account.part}, ""  # a seed repeats a run, whatever its name and machine
         names = [
@@ -420,6 +435,24 @@ def _earlier(ledger: Ledger, run: str, stage: str, position: int) -> list[str]:
     if len(names) < position:
         raise PrivacySpentError(f"Expected release {len(names)} of {run!r} next: its ledger knows of no later one.")
     return names[:position]
+
+
+def _arithmetic(device: str) -> str:
+    """All that may round otherwise on another machine: the same noise on sums that differ would give both away."""
+    kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
+    told = {name: os.environ.get(name) for name in _ROUNDING if name in os.environ}
+    settings = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.get_num_threads(), told
+    return f"{torch.__version__} {torch.version.cuda} {kind} {settings}"
+
+
+@functools.lru_cache(maxsize=1)
+def _processor() -> str:
+    """Its name and what it can do: libraries choose their code by both."""
+    told = []
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:  # Linux only
+        told = sorted({line.strip() for line in lines if line.startswith(("model name", "flags", "Features"))})
+    whole = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *told]
+    return hashlib.sha256("\n".join(whole).encode()).hexdigest()
 
 
 def _named(contribute: Contribute) -> str:

@@ -2,15 +2,13 @@
 
 import contextlib
 import hashlib
-import pathlib
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
 
-from fedlens import data, misprints, readers, words
-from fedlens.population import DataError, Population
-from fedlens.readers.docstrings import docstrings
+from fedlens import data, misprints, words
+from fedlens.population import DataError, Population, SchemaError
 from fedlens.recipe_tables import Bug, Text
 from fedlens.recipes import Recipe
 from fedlens.words import PADDING, Vocabulary
@@ -19,40 +17,25 @@ Tokens = list[str]
 Given = TypeVar("Given")
 
 
-def population(recipe: Recipe) -> Population:
-    """The users with their rows in the column x: unknown words, or whole sentences; and columns to select by."""
-    found = _read(recipe)
-    if len(found) > recipe.privacy.population:
-        declared = recipe.privacy.population
-        raise DataError(f"Expected at most population={declared} users, as the recipe declares; the data hold more.")
-    return _rows(found, recipe)
-
-
-def _read(recipe: Recipe) -> Population:
-    source = recipe.data
-    if source.source == "docstrings":
-        return docstrings()
-    path = pathlib.Path(source.path or "")
-    if source.source == "jsonl":
-        return readers.text(path, user=source.users, text=source.text, attributes=source.attributes)
-    return folder_of_text(path)
-
-
-def folder_of_text(path: pathlib.Path) -> Population:
-    found = Population.open(path)
+def of_text(found: Population) -> Population:
+    """The same, if it holds sentences."""
     column = found.columns.get("text")
     if column is None or column.dtype != np.uint8 or column.ndim != 2:
-        raise DataError("Expected a population of text, with a column 'text' of bytes (fedlens data convert --text).")
+        raise SchemaError("Expected a population of text, with a column 'text' of bytes (fedlens data convert --text).")
     return found
 
 
-def _rows(sentences: Population, recipe: Recipe) -> Population:
-    """One user after the other, so that nobody decides about anybody else."""
+def population(recipe: Recipe, sentences: Population) -> Population:
+    """The users with their rows in the column x: unknown words, or whole sentences; and columns to select by.
+
+    One user after the other, so that nobody decides about anybody else.
+    """
     text, vocabulary, bug = recipe.text, recipe.vocabulary, recipe.data.bug
+    of_text(sentences)
     if text is None:
         raise ValueError("Expected a table [text] in the recipe.")
     if bug and bug.mark in sentences.columns:
-        raise DataError(f"Expected no column named {bug.mark!r} yet: it is to mark whom the bug hit.")
+        raise SchemaError(f"Expected no column named {bug.mark!r} yet: it is to mark whom the bug hit.")
     attributes = _attributes(sentences, recipe)
     split, misprint = words.tokenizer(text.tokenizer), misprints.named(bug.kind).tokens if bug else None
     made, origins, marks = [_blank(text, vocabulary)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]

@@ -13,17 +13,21 @@ import math
 import os
 import pathlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from fedlens import readers, text_preparation, words
+from fedlens import preparation, readers, text_preparation, words
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.inspection.samples import provenance
 from fedlens.ledger import Account, Item, Ledger, Spending, guarantee
+from fedlens.owner import Asked, Owner
 from fedlens.population import DataError, Population
-from fedlens.privacy import Everyone, Guarantee, L2Clip, Plan
+from fedlens.privacy import Everyone, Guarantee, L2Clip, Plan, Unit
 from fedlens.randomness import Randomness
+from fedlens.recipe_tables import Data
+from fedlens.registration import refuse
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.words import Vocabulary
 
@@ -42,7 +46,7 @@ class Learning:
     (17, 'talk.jsonl', 'epsilon 8.00 at delta 1e-06 per user (add/remove)')
     """
 
-    data: str  # a .jsonl or .jsonl.gz file or a folder of them, or a population folder
+    data: str  # a registered population; or a .jsonl(.gz) file, a folder of them, or a population folder
     epsilon: float
     delta: float
     population: int  # a public upper bound on all users
@@ -67,7 +71,17 @@ class Learning:
     @property
     def name(self) -> str:
         """Whose budget it draws on: the same name as that of a recipe on these data."""
-        return self.population_name or pathlib.Path(self.data).name
+        return self.population_name or self.source.called
+
+    @property
+    def source(self) -> Data:
+        """As a recipe would say it."""
+        path = pathlib.Path(self.data)
+        if not path.exists():
+            return Data(population=self.data)
+        if (path / "population.json").exists():
+            return Data(source="population", path=self.data, name=self.population_name)
+        return Data(source="jsonl", path=self.data, name=self.population_name, users=self.user_key, text=self.text_key)
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -96,7 +110,14 @@ class Learning:
     @property
     def digest(self) -> str:
         """SHA-256 of all settings: what a reviewer approves."""
-        return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All of them; of the data the name alone, since what that is their owner says."""
+        other = {"data", "user_key", "text_key", "population_name"}
+        told = {key: value for key, value in dataclasses.asdict(self).items() if key not in other}
+        return told | {"data": self.name}
 
     def account(self, run: str, simulated: bool) -> Account:
         return Account(run=run, population=self.name, partition=run, simulated=simulated)
@@ -142,19 +163,21 @@ def learned(
     seed: int | None = None,
     device: str = "cpu",
     why: str = "",
+    say: Callable[[str], None] = lambda line: None,
 ) -> Vocabulary:
     """The frequent words of private text, written to a new file with what they cost; most frequent first.
 
     Formal guarantee: the list is post-processing of the releases of `asked.plan`, reserved before any data is read.
     """
     check(asked, to, seed)
+    book = Ledger(address)
+    asked, sentences = admitted(asked, Owner(str(address), book, say), simulated=seed is not None)
     run, randomness = f"vocabulary-{secrets.token_hex(3)}", Randomness.secret()
     if seed is not None:
         randomness = Randomness.seeded(seed)
-    book = Ledger(address)
     book.reserve([asked.item(run, randomness.simulated)], recipe=asked.digest, why=why, new=True)
     try:
-        found = _released(asked, run, book, randomness, device)
+        found = _released(asked, sentences, run, book, randomness, device)
         found = dataclasses.replace(found, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
         found.save(to)
         book.close(run, found.digest)
@@ -164,19 +187,38 @@ def learned(
     return found
 
 
+def admitted(asked: Learning, owner: Owner, *, simulated: bool) -> tuple[Learning, Data]:
+    """The same, on the budget of the population that is meant, and where its text lies; or its owner's refusal."""
+    known = owner.resolved(Asked(data=asked.source, unit=Unit.USER, units=asked.population))
+    asked = dataclasses.replace(asked, population_name=known.budget or known.name)
+    problems = [] if known.medium == "text" else [f"it holds {known.medium}, and words are learnt of text"]
+    if known.population != asked.population:
+        problems.append(f"it has at most {known.population} users: expected --population {known.population}")
+    problems += known.of_policy(
+        algorithm="vocabulary",
+        functions=[asked.tokenizer],
+        plans=[asked.plan],
+        epsilon=lambda: asked.guarantee.epsilon,
+        simulated=simulated,
+        budgeted=owner.budgeted(known),
+    )
+    refuse(known, problems)
+    return asked, known.data
+
+
 def check(asked: Learning, to: pathlib.Path, seed: int | None) -> None:
     """Refuses what cannot be learnt, or written, whatever it costs. No data is read."""
     _check_new(to)
     if seed is None and ":" in asked.tokenizer:
         raise ValueError("Expected --simulate with a tokenizer of one's own: its code sees every private sentence.")
-    if not pathlib.Path(asked.data).exists():
+    if os.sep in asked.data and not pathlib.Path(asked.data).exists():
         raise DataError(f"Expected private data at {asked.data}; there is nothing.")
 
 
-def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, device: str) -> Vocabulary:
+def _released(asked: Learning, source: Data, run: str, book: Ledger, randomness: Randomness, device: str) -> Vocabulary:
     algorithm = asked.algorithm
     curator = SimulatedCurator(
-        _rows(asked),
+        _rows(asked, source),
         asked.plan,
         ledger=book,
         account=asked.account(run, randomness.simulated),
@@ -202,15 +244,12 @@ def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, d
 
 def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
     """What stands beside the list, so that its price can be computed again, alone and jointly with models."""
-    settings = dataclasses.asdict(asked)
-    return provenance(spending, asked.delta) | {"settings": settings, "ledger_head": book.head()}
+    return provenance(spending, asked.delta) | {"settings": asked.settings, "ledger_head": book.head()}
 
 
-def _rows(asked: Learning) -> Population:
+def _rows(asked: Learning, source: Data) -> Population:
     """PRIVATE. The different tokens of every user, spelled; one user after the other."""
-    sentences = _read(asked)
-    if len(sentences) > asked.population:
-        raise DataError(f"Expected at most population={asked.population} users, as declared; the data hold more.")
+    sentences = preparation.opened(source)
     split, width = words.tokenizer(asked.tokenizer), asked.longest + 2
     rows, counts = [_blank(width)], []
     for start, count in zip(sentences.starts, sentences.counts, strict=True):
@@ -223,13 +262,6 @@ def _rows(asked: Learning) -> Population:
 
 def _blank(width: int) -> np.ndarray:
     return np.zeros((0, width), words.spelled("", width).dtype)
-
-
-def _read(asked: Learning) -> Population:
-    path = pathlib.Path(asked.data)
-    if (path / "population.json").exists():
-        return text_preparation.folder_of_text(path)
-    return readers.text(path, user=asked.user_key, text=asked.text_key)
 
 
 def _check_new(to: pathlib.Path) -> None:

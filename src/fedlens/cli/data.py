@@ -1,16 +1,19 @@
 """`fedlens data`: beside the data."""
 
 import pathlib
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import FAILED, Json, say
+from fedlens.cli.options import DEFAULT_BOOK, FAILED, Book, Json, Key, Who, aside, ledger_at, say
 
 if TYPE_CHECKING:
+    from fedlens.ledger import Ledger
+    from fedlens.owner import Owner
     from fedlens.population import Population
+    from fedlens.registration import Policy
 
-data_app = typer.Typer(no_args_is_help=True, help="Prepare and check private data, beside the data.")
+data_app = typer.Typer(no_args_is_help=True, help="Of the owner: prepare, check and register private data.")
 
 
 @data_app.command("check")
@@ -83,6 +86,236 @@ def convert(
     notes = _notes(made)
     lines = [*(f"note: {note}" for note in notes), f"Wrote {to}. Next: fedlens data check {to}"]
     say({"population": str(to), "columns": _columns(made), "notes": notes}, "\n".join(lines), as_json)
+
+
+Bound = Annotated[int | None, typer.Option(min=1, help="A public upper bound on the users; recipes say the same.")]
+Examples = Annotated[int | None, typer.Option(min=1, help="A public upper bound on all examples.")]
+Each = Annotated[int | None, typer.Option(min=1, help="A public upper bound on the examples of a user.")]
+Classes = Annotated[int | None, typer.Option(min=1, help="Labels lie below this.")]
+Exact = Annotated[
+    bool | None, typer.Option("--exact/--not-exact", help="The bounds are the numbers themselves, and public.")
+]
+Allow = Annotated[
+    str | None, typer.Option(help="What recipes may use: simulation, programs, functions; with commas, or none.")
+]
+Algorithms = Annotated[str | None, typer.Option(help="Those that may be run, with commas. Default: all.")]
+Noise = Annotated[float | None, typer.Option(min=0, help="The least noise multiplier of a release.")]
+Largest = Annotated[float | None, typer.Option(help="The most that one run may cost.")]
+Bind = Annotated[str | None, typer.Option(help="The population on whose budget it draws: the same people, say.")]
+
+
+@data_app.command("register")
+def register(
+    name: Annotated[str, typer.Argument(help="What recipes will call it.")],
+    path: Annotated[
+        pathlib.Path | None, typer.Argument(help="An .npz or .jsonl(.gz) file, or a population folder.")
+    ] = None,
+    population: Bound = None,
+    examples: Examples = None,
+    examples_per_user: Each = None,
+    exact: Exact = None,
+    classes: Classes = None,
+    users: Annotated[str, typer.Option(help="npz, jsonl: the name of the user ids.")] = "user",
+    images: Annotated[str, typer.Option(help="npz: the name of the images.")] = "x",
+    labels: Annotated[str, typer.Option(help="npz: the name of the labels; empty for none.")] = "y",
+    sentences: Annotated[str, typer.Option(help="jsonl: the name of the sentences.")] = "text",
+    attributes: Annotated[str, typer.Option(help="Columns of whole numbers to select by, with commas.")] = "",
+    deal_to: Annotated[int | None, typer.Option(min=1, help="npz without users: deal rows to so many.")] = None,
+    unit: Annotated[str, typer.Option(help="What such a user is: user or silo.")] = "user",
+    epsilon: Annotated[float | None, typer.Option(help="Its budget: what all runs together may spend.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Of the budget: well below 1 / population.")] = None,
+    budget: Bind = None,
+    allow: Allow = None,
+    algorithms: Algorithms = None,
+    minimum_noise: Noise = None,
+    largest_epsilon: Largest = None,
+    update: Annotated[bool, typer.Option("--update", help="The data of a registered population have changed.")] = False,
+    pin: Annotated[bool, typer.Option("--pin", help="And pin this machine to this ledger (fedlens data pin).")] = False,
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """By the owner of data: say what they are, whose rows are whose, and what may be asked of them. Reads them once."""
+    from fedlens.owner import Bounds, described
+
+    book, owner = _owner(ledger, who, key)
+    before = owner.registered(name) if update else None
+    if update and before is None:
+        raise ValueError(f"Expected a registered population to update, and {name!r} is none.")
+    if not update and owner.is_sealed(name):
+        raise ValueError(f"Expected a new name; {name!r} is registered (fedlens data policy, or register --update).")
+    if path is None and before is None:
+        raise ValueError("Expected the PATH of the data to register.")
+    if (epsilon is None) != (delta is None):
+        raise ValueError("Expected --epsilon and --delta together: they are its budget.")
+    given = Bounds(
+        population=population,
+        examples=examples,
+        examples_per_user=examples_per_user,
+        exact=exact or False,
+        classes=classes,
+    )
+    if before is None:
+        listed = tuple(found for found in attributes.split(",") if found)
+        source = described(
+            path or pathlib.Path(),
+            users=users,
+            images=images,
+            labels=labels or None,
+            text=sentences,
+            attributes=listed,
+            deal_to=deal_to,
+        )
+        policy = _policy(None, allow, algorithms, minimum_noise, largest_epsilon)
+        made = owner.register(name, source, given, policy=policy, unit=unit, budget=budget)
+    else:
+        made = owner.updated(before, path, given)
+        aside(
+            f"What was spent on {name!r} stays spent: who was in the data before and is in them now took part in all of"
+            " it, and the budget counts both as one population."
+        )
+    if epsilon is not None and delta is not None:
+        _set_budget(book, made.budget or name, epsilon, delta, made.population, made.unit)
+    if pin:
+        _pin(ledger, functions=False)
+    say(made.public(), "\n".join(made.lines()), as_json)
+
+
+@data_app.command("policy")
+def policy(
+    name: Annotated[str, typer.Argument(help="A registered population.")],
+    population: Bound = None,
+    examples: Examples = None,
+    examples_per_user: Each = None,
+    exact: Exact = None,
+    classes: Classes = None,
+    budget: Bind = None,
+    allow: Allow = None,
+    algorithms: Algorithms = None,
+    minimum_noise: Noise = None,
+    largest_epsilon: Largest = None,
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """By the owner of data: change what may be asked of a population, or its bounds. Without options: show it."""
+    _, owner = _owner(ledger, who, key, create=False)
+    known = owner.registered(name)
+    if known is None:
+        raise ValueError(f"Expected a registered population, and {name!r} is none (fedlens data register).")
+    bounds = {
+        "population": population,
+        "examples": examples,
+        "examples_per_user": examples_per_user,
+        "exact": exact,
+        "classes": classes,
+        "budget": budget,
+    }
+    changes: dict[str, Any] = {key: value for key, value in bounds.items() if value is not None}
+    asked = _policy(known.policy, allow, algorithms, minimum_noise, largest_epsilon)
+    if changes or asked != known.policy:
+        known = owner.changed(known, **changes, policy=asked)
+    say(known.public(), "\n".join(known.lines()), as_json)
+
+
+@data_app.command("show")
+def show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
+    """All registered populations: what recipes may say about them, and what may be asked. Reads no data."""
+    _, owner = _owner(ledger, None, None, create=False)
+    found = owner.everything()
+    text = "\n".join(line for known in found for line in known.lines()) or "Nothing is registered."
+    say({"populations": [known.public() for known in found]}, text, as_json)
+
+
+@data_app.command("public")
+def public(
+    paths: Annotated[list[pathlib.Path], typer.Argument(help="Images (.npz), text or lists of words.")],
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """By the owner of a pinned machine: declare files public, so that recipes may use them. Refuses private data."""
+    _, owner = _owner(ledger, who, key, create=False)
+    owner.declare_public(paths)
+    say({"public": [str(path) for path in paths]}, f"Declared public: {', '.join(map(str, paths))}", as_json)
+
+
+@data_app.command("pin")
+def pin(
+    ledger: Book = DEFAULT_BOOK,
+    functions: Annotated[
+        bool, typer.Option("--functions", help="Recipes may name functions of one's own: imported here.")
+    ] = False,
+    machine: Annotated[bool, typer.Option("--machine", help="For all users of this machine, in /etc.")] = False,
+    as_json: Json = False,
+) -> None:
+    """By the owner of a machine: from now on this ledger counts, and unregistered data are refused. Undo it by hand."""
+    place = _pin(ledger, functions, machine)
+    say({"pin": str(place)}, f"Pinned to {ledger} by {place}.", as_json)
+
+
+def _pin(ledger: str, functions: bool, machine: bool = False) -> pathlib.Path:
+    from fedlens import files, pins
+    from fedlens.ledger import is_remote
+
+    address = ledger if is_remote(ledger) else str(pathlib.Path(ledger).resolve())
+    made = pins.Pin(ledger=address, functions=functions, place=pins.MACHINE if machine else pins.of_user())
+    files.write(made.place, made.text())
+    return made.place
+
+
+def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool = True) -> "tuple[Ledger, Owner]":
+    from fedlens.cli.ledger import book_at
+    from fedlens.owner import Owner
+
+    address = ledger_at(ledger)
+    book = book_at(address, who, key, create=create)
+    return book, Owner(address, book, aside)
+
+
+def owner_if_there(ledger: str) -> "Owner | None":
+    """Of the populations that a ledger knows; without one nothing is registered."""
+    from fedlens.cli.ledger import book_if_there
+    from fedlens.owner import Owner
+
+    book = book_if_there(None if ledger == DEFAULT_BOOK else ledger)
+    return Owner(ledger_at(ledger), book, aside) if book else None
+
+
+def _policy(
+    known: "Policy | None", allow: str | None, algorithms: str | None, noise: float | None, largest: float | None
+) -> "Policy":
+    import pydantic
+
+    from fedlens.registration import Policy
+
+    changes: dict[str, Any] = {}
+    if allow is not None:
+        allowed, kinds = {word for word in allow.split(",") if word != "none"}, ("simulation", "programs", "functions")
+        if unknown := sorted(allowed - {*kinds}):
+            raise ValueError(f"Expected --allow of {', '.join(kinds)} or none, got {', '.join(unknown)}.")
+        changes |= {kind: kind in allowed for kind in kinds}
+    if algorithms is not None:
+        changes["algorithms"] = [name for name in algorithms.split(",") if name]
+    changes |= {"minimum_noise": noise} if noise is not None else {}
+    changes |= {"largest_epsilon": largest} if largest is not None else {}
+    try:
+        return Policy.model_validate((known.model_dump() if known else {}) | changes)
+    except pydantic.ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, e['loc'][:1]))}: {e['msg']}" for e in error.errors())
+        raise ValueError(f"Expected a policy that can be kept: {told}.") from None
+
+
+def _set_budget(book: "Ledger", name: str, epsilon: float, delta: float, size: int | None, unit: str) -> None:
+    from fedlens.ledger import Budget
+    from fedlens.privacy import Unit
+
+    budget = Budget(population=name, epsilon=epsilon, delta=delta, size=size, unit=Unit(unit))
+    book.set_budget(budget, why="fedlens data register")
+    aside(f"{name}: budget {budget.text}")
 
 
 def _columns(population: "Population") -> dict[str, str]:

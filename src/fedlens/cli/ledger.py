@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import DEFAULT_BOOK, FAILED, Book, Json, Key, Out, RecipeFile, Sets, Who, Why, say
+from fedlens.cli.options import DEFAULT_BOOK, FAILED, Book, Json, Key, Out, RecipeFile, Sets, Who, Why, ledger_at, say
 
 if TYPE_CHECKING:
     from fedlens.ledger import Ledger
@@ -200,13 +200,15 @@ def ledger_key(
 def book_at(address: str, who: str | None = None, key: pathlib.Path | None = None, create: bool = False) -> "Ledger":
     from fedlens.ledger import Ledger, is_remote, keys
 
+    address = ledger_at(address)
     if address and not create and not is_remote(address) and not pathlib.Path(address).exists():
         raise ValueError(f"Expected a ledger at {address}; there is none (fedlens ledger init makes one).")
     return Ledger(address, who=who, key=keys.opened(key) if key else None)
 
 
 def book_if_there(address: str | None) -> "Ledger | None":
-    return None if address is None and not pathlib.Path(DEFAULT_BOOK).exists() else book_at(address or DEFAULT_BOOK)
+    found = ledger_at(address)
+    return None if address is None and not pathlib.Path(found).exists() and "://" not in found else book_at(found)
 
 
 def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:

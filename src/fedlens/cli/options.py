@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -33,6 +34,18 @@ Simulate = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is one.")]
 RecipeFile = Annotated[pathlib.Path, typer.Argument(help="A recipe (TOML); `fedlens init` writes one.")]
+
+
+def ledger_at(given: str | None, default: str = DEFAULT_BOOK) -> str:
+    """The ledger that a command works with: on a pinned machine the pinned one, and no other."""
+    from fedlens import pins
+
+    return pins.address(None if given in (None, default) else given, default)
+
+
+def aside(line: str) -> None:
+    """What a person should know, and no program asked for."""
+    print(line, file=sys.stderr)
 
 
 def say(values: Any, text: str, as_json: bool) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import Json, say
+from fedlens.cli.options import DEFAULT_BOOK, Book, Json, say
 
 primary_app = typer.Typer(no_args_is_help=True, help="Train or check the model whose mistakes are looked into.")
 
@@ -20,18 +20,22 @@ def train(
     network: Annotated[str, typer.Option(help="paper (Augenstein et al. 2020; side 18 or more) or small.")] = "paper",
     epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    ledger: Book = DEFAULT_BOOK,
     as_json: Json = False,
 ) -> None:
     """Train a classifier on PUBLIC data only: nothing here is private. A tenth is held out to tell its accuracy."""
     import torch
 
     from fedlens import data, trees
+    from fedlens.cli.data import owner_if_there
     from fedlens.models import primary
     from fedlens.models.classifier import ConvClassifier
 
     networks: dict[str, Callable[..., ConvClassifier]] = {"paper": ConvClassifier.paper, "small": ConvClassifier}
     if network not in networks:
         raise ValueError(f"Expected --network {network} to be one of {', '.join(networks)}.")
+    if owner := owner_if_there(ledger):
+        owner.check_public_images(path, images)
     public = data.public_npz(path, images=images, labels=labels)
     classes = int(public.labels.max(initial=0)) + 1
     if classes < 2:

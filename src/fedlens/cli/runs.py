@@ -22,6 +22,8 @@ from fedlens.cli.options import (
     Sets,
     Simulate,
     Why,
+    aside,
+    ledger_at,
     say,
 )
 from fedlens.cli.progress import progress
@@ -58,7 +60,7 @@ def demo(
         raise ValueError(f"Expected one of {', '.join(without)} to demonstrate, got {what!r}.")
     text = importlib.resources.files("fedlens").joinpath("recipe_files", f"demo_{what}.toml").read_text()
     recipe = Recipe.parsed(text, [] if bug else without[what])
-    _demo_budget(recipe, ledger or str(out / "ledger.sqlite"), simulate)
+    _demo_budget(recipe, ledger_at(ledger, str(out / "ledger.sqlite")), simulate)
     _execute(_created(recipe, out, ledger, simulate, device), as_json)
 
 
@@ -280,11 +282,12 @@ def _created(
     from fedlens.ledger import Ledger
     from fedlens.runs import Run, default_device
 
-    address = ledger or str(out / "ledger.sqlite")
+    address = ledger_at(ledger, str(out / "ledger.sqlite"))
     for warning in recipe.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     try:
-        return Run.created(recipe, out, address=address, seed=seed, device=device or default_device(), why=why)
+        where = device or default_device()
+        return Run.created(recipe, out, address=address, seed=seed, device=where, why=why, say=aside)
     except PrivacySpentError as error:
         fitting = planning.refusal(planning.alternatives(recipe, Ledger(address)))
         raise PrivacySpentError("\n".join([str(error), *fitting])) from None

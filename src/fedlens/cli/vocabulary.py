@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import DEFAULT_BOOK, INTERRUPTED, Book, Device, Json, Simulate, Why, say
+from fedlens.cli.options import DEFAULT_BOOK, INTERRUPTED, Book, Device, Json, Simulate, Why, aside, ledger_at, say
 
 vocabulary_app = typer.Typer(
     no_args_is_help=True, help="Lists of known words: counted in public text, or learnt from private text at a price."
@@ -26,11 +26,15 @@ def count(
     size: Size = 10_000,
     to: To = pathlib.Path("vocab.txt"),
     tokenizer: Tokenizer = "plain",
+    ledger: Book = DEFAULT_BOOK,
     as_json: Json = False,
 ) -> None:
     """List the most frequent words of PUBLIC text. Nothing protects what is counted: use learn for private text."""
     from fedlens import vocabularies
+    from fedlens.cli.data import owner_if_there
 
+    if owner := owner_if_there(ledger):
+        owner.check_public_text(text)
     made = vocabularies.counted(text, to, size=size, tokenizer=tokenizer)
     answer = {"vocabulary": str(to), "words": len(made), "provenance": made.provenance}
     say(answer, f"Wrote {to}: {made.provenance}.", as_json)
@@ -38,7 +42,9 @@ def count(
 
 @vocabulary_app.command("learn")
 def learn(
-    data: Annotated[str, typer.Argument(help="Private text: .jsonl(.gz), a folder of it, or a population folder.")],
+    data: Annotated[
+        str, typer.Argument(help="A registered population; or .jsonl(.gz), a folder of it, or a population folder.")
+    ],
     epsilon: Annotated[float, typer.Option(help="What it may cost.")],
     delta: Annotated[float, typer.Option(help="Well below 1 / population.")],
     population: Annotated[int, typer.Option(min=1, help="A public upper bound on all users.")],
@@ -67,6 +73,7 @@ def learn(
     """
     from fedlens import runs, vocabularies
     from fedlens.ledger import Ledger
+    from fedlens.owner import Owner
 
     asked = vocabularies.Learning(
         data=data,
@@ -81,8 +88,11 @@ def learn(
         text_key=text_key,
         population_name=name,
     )
+    ledger = ledger_at(ledger)
     if request:
-        number = Ledger(ledger).request("vocabulary", [asked.item()], recipe=asked.digest, why=why)
+        book = Ledger(ledger)
+        asked, _ = vocabularies.admitted(asked, Owner(ledger, book, aside), simulated=False)
+        number = book.request("vocabulary", [asked.item()], recipe=asked.digest, why=why)
         say({"number": number, "recipe": asked.digest}, f"Request {number} waits for review.", as_json)
         return
     vocabularies.check(asked, to, simulate)
@@ -91,7 +101,7 @@ def learn(
     print(f"planned {asked.guarantee.headline}", file=sys.stderr)
     try:
         made = vocabularies.learned(
-            asked, to, address=ledger, seed=simulate, device=device or runs.default_device(), why=why
+            asked, to, address=ledger, seed=simulate, device=device or runs.default_device(), why=why, say=aside
         )
     except KeyboardInterrupt:
         print("Interrupted: there is no list; what was not charged yet is returned.", file=sys.stderr)
