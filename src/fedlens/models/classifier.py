@@ -165,6 +165,11 @@ class Primary:
         return self.network.kind
 
     @property
+    def foreign(self) -> bool:
+        """Whether it is somebody else's program, which an owner may not want to run at all."""
+        return self.kind != ConvClassifier.kind
+
+    @property
     def side(self) -> int:
         return self.network.side
 

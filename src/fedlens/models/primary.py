@@ -1,25 +1,29 @@
 """Primary models from anywhere: TorchScript files, torch.export programs and our own, asked in one way.
 
-A foreign model is a program: open only what you trust, as with any model. Both formats keep parts of themselves
-pickled, and torch reads them; fedlens never writes a pickle, it copies the file byte for byte.
+A foreign model is a program that sees every private image, and who brings it may want them. So it is opened without
+running anything in it (`torchscript`, `exported`), and runs only where each of its operations is known to compute and
+to do nothing else (`operations`): what it answers about one user depends on that user's images and on its file alone.
+Beside that, whatever it raises or warns of is dropped, since the text may quote images; it is asked in batches of sizes
+that it was tried in, so that all it does was done before; and `check_unchanged` compares what it holds with its file.
 
-The model is public, the images it sees may be private. So whatever it raises is dropped: its text may quote them.
+fedlens never writes a pickle: it copies the file byte for byte.
 """
 
 import dataclasses
 import hashlib
-import io
 import pathlib
 import warnings
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from fedlens import files
+from fedlens.models import archives, exported, torchscript
+from fedlens.models.archives import Members
 from fedlens.models.classifier import ConvClassifier, Primary, slice_rows
+from fedlens.models.operations import ProgramError
 from fedlens.trees import Tree
 
 Module = Callable[[torch.Tensor], Any]
@@ -45,10 +49,11 @@ def open_primary(
     if values not in VALUES:
         raise ValueError(f"Expected values={values!r} to be one of {', '.join(VALUES)}.")
     content = _content(path)
-    kind = _kind(content, path.name)
+    held = archives.members(content)
+    kind = _kind(content, held, path.name)
     takes = Input(side=side, channels=channels, values=values, channels_last=channels_last)
     if kind != ConvClassifier.kind:
-        primary = Primary(_opened(path, content, kind, takes))
+        primary = Primary(_opened(path, content, held, kind, takes))
     elif values == OURS and not channels_last:
         primary = Primary.open(path)
     else:
@@ -109,11 +114,20 @@ class Program:
     kind: str
     takes: Input
     classes: int
-    least: int  # it takes so many images at once and no fewer: programs may be exported for batches of one size
-    most: int
+    sizes: tuple[int, ...]  # it was tried with so many images at once, most first, and is asked with no other number
+    held: Callable[[], Iterable[torch.Tensor]] = dataclasses.field(repr=False)
+    state: str  # a digest of what it holds
     gives_probabilities: bool = False
     path: pathlib.Path
     sha256: str
+
+    @property
+    def least(self) -> int:
+        return self.sizes[-1]
+
+    @property
+    def most(self) -> int:
+        return self.sizes[0]
 
     @property
     def side(self) -> int:
@@ -129,7 +143,7 @@ class Program:
 
     def features(self, params: Tree, images: torch.Tensor) -> torch.Tensor:
         """Its outputs."""
-        return torch.cat([self._outputs(piece) for piece in images.split(self.most)])
+        return torch.cat([self._outputs(piece) for piece in images.split(self._pieces(len(images)))])
 
     def digest(self, params: Tree) -> str:
         return self.sha256
@@ -139,6 +153,21 @@ class Program:
         if hashlib.sha256(content).hexdigest() != self.sha256:
             raise ValueError(f"Expected {self.path.name} as it was when it was opened; it has changed since.")
         files.write(path, content)
+
+    def unchanged(self) -> bool:
+        """Whether it holds, bit for bit, what it held when it was opened."""
+        return _state(self.held()) == self.state
+
+    def _pieces(self, count: int) -> list[int]:
+        """So many images as pieces of the sizes it was tried in; the last may be shorter, and is padded.
+
+        What it does depends on the number of images only: a number that it never saw could be one that it waits for.
+        """
+        pieces = []
+        for size in self.sizes:
+            pieces += [size] * (count // size)
+            count %= size
+        return [*pieces, count] if count or not pieces else pieces
 
     def _outputs(self, images: torch.Tensor) -> torch.Tensor:
         wanted = max(self.least, len(images))
@@ -153,10 +182,24 @@ class Program:
         if len(images) == 1:
             return torch.full((1, self.classes), torch.nan)
         half = len(images) // 2
-        return torch.cat([self._outputs(part) for part in (images[:half], images[half:])])
+        return torch.cat([self.features({}, part) for part in (images[:half], images[half:])])
 
 
-_TELLTALES = "prim::Print", "aten::save"
+def check_unchanged(primary: Primary) -> None:
+    """Refuses, before anything is released, a program that holds anything but what its file says.
+
+    No operation that is allowed writes there, so this fails where one of them was judged wrongly.
+    """
+    if isinstance(primary.network, Program) and not primary.network.unchanged():
+        raise ValueError("Expected a primary model that keeps nothing: it changed while it was asked.")
+
+
+def _state(tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)} ".encode())
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _content(path: pathlib.Path) -> bytes:
@@ -168,7 +211,7 @@ def _content(path: pathlib.Path) -> bytes:
         raise ValueError(f"Expected a file in {path.name}; it is a folder.") from None
 
 
-def _kind(content: bytes, name: str) -> str:
+def _kind(content: bytes, held: Members, name: str) -> str:
     if content[8:9] == b"{":  # safetensors: the length of a JSON header, then the header
         if b'"classifier"' in content[8 : 8 + int.from_bytes(content[:8], "little")]:
             return ConvClassifier.kind
@@ -176,72 +219,64 @@ def _kind(content: bytes, name: str) -> str:
             f"Expected a classifier written by fedlens in {name}: its header names no network, and weights alone are no"
             " model. Save yours by torch.export.save."
         )
-    try:
-        inside = [name.partition("/")[2] for name in zipfile.ZipFile(io.BytesIO(content)).namelist()]
-    except zipfile.BadZipFile:
-        inside = []
-    if "models/model.json" in inside:
+    if "models/model.json" in held:
         return "torch.export"
-    if "constants.pkl" in inside and any(name.startswith("code/") for name in inside):
+    if "constants.pkl" in held and any(member.startswith("code/") for member in held):
         return "torchscript"
-    hint = "; torch.save keeps no program that could be run" if "data.pkl" in inside else ""
+    hint = "; torch.save keeps no program that could be run" if "data.pkl" in held else ""
     raise ValueError(
         f"Expected a whole classifier in {name}: a safetensors file of fedlens, TorchScript (torch.jit.save) or a"
         f" torch.export program (torch.export.save){hint}."
     )
 
 
-def _opened(path: pathlib.Path, content: bytes, kind: str, takes: Input) -> Program:
-    module, example = _loaded(content, kind, path.name)
-    if kind == "torchscript" and any(told in str(getattr(module, "inlined_graph", "")) for told in _TELLTALES):
-        raise ValueError(f"Expected a model in {path.name} that neither prints nor saves: it sees private images.")
+def _opened(path: pathlib.Path, content: bytes, held: Members, kind: str, takes: Input) -> Program:
+    module, tensors, example = _loaded(held, kind, path.name)
 
     def answer(rows: int) -> Any:
         with torch.no_grad():
             return _answer(module, takes.of(torch.zeros(rows, takes.channels, takes.side, takes.side)))
 
-    def fits(rows: int) -> bool:
-        return _classes(answer(rows), rows) > 1
-
     limit = slice_rows(takes.side, takes.channels)
-    sizes = [*(limit >> times for times in range(limit.bit_length())), *example]
-    most = next(filter(fits, sizes), None)
-    if most is None:
-        raise ValueError(_refusal(answer(sizes[-1]), path.name, takes))
-    least = next(filter(fits, sorted(sizes)))
+    tried = sorted({*(limit >> times for times in range(limit.bit_length())), *example}, reverse=True)
+    found = {rows: classes for rows in tried if (classes := _classes(answer(rows), rows)) > 1}
+    if not found:
+        raise ValueError(_refusal(answer((*example, 1)[0]), path.name, takes))
     return Program(
         module=module,
         kind=kind,
         takes=takes,
-        classes=_classes(answer(most), most),
-        least=least if fits(least + 1) else most,
-        most=most,
+        classes=found[max(found)],
+        sizes=tuple(rows for rows in found if found[rows] == found[max(found)]),
+        held=tensors,
+        state=_state(tensors()),
         path=path.resolve(),
         sha256=hashlib.sha256(content).hexdigest(),
     )
 
 
-def _loaded(content: bytes, kind: str, name: str) -> tuple[Module, tuple[int, ...]]:
-    """The module, and how many images it was exported with, where that is known."""
+Opened = tuple[Module, Callable[[], Iterable[torch.Tensor]], tuple[int, ...]]
+
+
+def _loaded(held: Members, kind: str, name: str) -> Opened:
+    """The program, the tensors it holds, and how many images it was exported with, where that is known."""
     try:
-        if kind == "torchscript":
-            return torch.jit.load(io.BytesIO(content), map_location="cpu").eval(), ()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.11 warns of its own buffers
-            program = torch.export.load(io.BytesIO(content))
-        inputs = program.example_inputs[0] if program.example_inputs else ()
-        return program.module(), tuple(len(tensor) for tensor in inputs[:1])
+            warnings.simplefilter("ignore")
+            return exported.opened(held, name) if kind == "torch.export" else (*torchscript.opened(held, name), ())
+    except ProgramError as error:
+        told = str(error)
     except Exception:
-        pass  # raised below, so that no traceback leads back to it
-    raise ValueError(
-        f"Expected a whole {kind} file in {name}, saved on a CPU, that torch {torch.__version__} can read."
-    )
+        told = f"Expected a whole {kind} file in {name}, saved on a CPU, that torch {torch.__version__} can read."
+    raise ValueError(told)  # here, so that no traceback leads back to what was raised
 
 
 def _answer(module: Module, images: torch.Tensor) -> Any:
-    """What the module returns; None if it raises, and not even a traceback keeps what it raised."""
+    """What the module returns; None if it raises, and not even a traceback keeps what it raised or warned of."""
     try:
-        return module(images)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own warnings tell shapes: how many images a user has
+            return module(images)
     except Exception:
         return None
 
