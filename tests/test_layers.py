@@ -27,6 +27,7 @@ LAYERS = (
         "recipes",
         "registration",
         "owner",
+        "admission",
         "templates",
         "planning",
         "preparation",

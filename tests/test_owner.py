@@ -433,7 +433,11 @@ def test_a_budgeted_population_is_not_simulated_unless_its_owner_allows_it(tmp_p
 def test_a_budget_ends_what_was_free_in_passing(tmp_path):
     assert run(written(tmp_path), more=("--simulate", 1)).code == 0
     fedlens("ledger", "init", "--population", "crowd", "--epsilon", 8, "--delta", 1e-5, *ledger(tmp_path))
+    refused(run(tmp_path, more=("--simulate", 1)), "to be registered by its owner, since it has a budget")
+    refused(run(tmp_path), "with units by 'user'")
+    register(tmp_path)
     refused(run(tmp_path, more=("--simulate", 1)), "--simulate is not allowed")
+    assert run(tmp_path).code == 0
 
 
 # Refusals tell nothing about the data
@@ -444,7 +448,7 @@ def test_the_number_of_users_is_not_to_be_had_by_refusals(tmp_path):
     written(tmp_path)
     answers = []
     for guess in (20, 40, 30, 25, 23, 24):
-        done = run(tmp_path, f"privacy.population={guess}", "privacy.users=5", "data.name=x%d" % guess)
+        done = run(tmp_path, f"privacy.population={guess}", "privacy.users=5", f"data.name=x{guess}")
         answers.append(done.err.splitlines()[-1])
     assert len(set(answers)) == 1
     assert "24" not in answers[0]

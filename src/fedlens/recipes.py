@@ -192,7 +192,9 @@ class Recipe(Table):
         Of the data it holds the population's name alone: what that is, its owner says, and not the recipe.
         """
         settings = self if self.data.source in BUILT_IN else self.on(self.data.called)
-        inside = ((place, found) for place, path in self.public_files.items() for found in _files(pathlib.Path(path)))
+        inside = (
+            (place, found) for place, path in self.public_files.items() for found in files.within(pathlib.Path(path))
+        )
         held = [f"{place} {found.name} {files.sha256(found)}" for place, found in inside]
         return hashlib.sha256("".join([settings.model_dump_json(), *held]).encode()).hexdigest()
 
@@ -494,11 +496,6 @@ def to_toml(whole: Table) -> str:
 
     table(whole.model_dump(mode="json", exclude_none=True), "")
     return "\n".join([*lines, ""])
-
-
-def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    """The file, or all files of the folder."""
-    return sorted(found for found in (path, *path.rglob("*")) if found.is_file())
 
 
 def _set(values: dict[str, Any], override: str) -> None:

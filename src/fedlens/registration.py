@@ -5,7 +5,6 @@ are at most, which budget it draws on, and what may be asked of it at all: all t
 ledger. Everything here is public but the path; whether a recipe is admitted follows from it and never from the data.
 """
 
-import tomllib
 import typing
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
@@ -23,7 +22,10 @@ EXACT = "fixed-size", "balanced"  # samplers that must know how many units there
 
 
 class Policy(Table):
-    """What may be asked. By default little: whoever registers a population says more."""
+    """What may be asked. By default little: whoever registers a population says more.
+
+    Of one that a run registered in passing nobody has said anything yet, and it has no budget: there all may.
+    """
 
     simulation: bool = False  # --simulate: seeded noise, which protects nobody
     programs: bool = False  # primary models that are programs: TorchScript, torch.export
@@ -72,13 +74,10 @@ class Registration(Table):
         """For the owner's folder."""
         return to_toml(self)
 
-    @classmethod
-    def from_toml(cls, text: str) -> "Registration":
-        return cls.model_validate(tomllib.loads(text))
-
     def public(self) -> dict[str, Any]:
         """For the ledger, and for whoever asks: all but where the data lie."""
-        return self.model_dump(mode="json", exclude={"data": {"path"}})
+        hidden = self.data.model_copy(update={"path": "(kept by its owner)"})
+        return self.model_copy(update={"data": hidden}).model_dump(mode="json", exclude_none=True)
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -106,13 +105,9 @@ class Registration(Table):
         """The recipe as it is carried out: by the population's name, on the budget that its owner chose."""
         return recipe.on(self.name, self.budget)
 
-    def refusals(self, recipe: Recipe, *, simulated: bool, budgeted: bool) -> list[str]:
+    def refusals(self, recipe: Recipe, *, simulated: bool) -> list[str]:
         """Why a recipe is not admitted, one line each; empty if it is."""
-        return [
-            *self._of_data(recipe),
-            *self._of_units(recipe),
-            *self._of_policy(recipe, simulated, budgeted),
-        ]
+        return [*self._of_data(recipe), *self._of_units(recipe), *self._of_policy(recipe, simulated)]
 
     def _of_data(self, recipe: Recipe) -> list[str]:
         medium = "text" if recipe.text else "images"
@@ -149,7 +144,7 @@ class Registration(Table):
             problems.append(f"sampling = '{p.sampling}' needs the number of {p.unit}s, which its owner keeps private")
         return problems
 
-    def _of_policy(self, recipe: Recipe, simulated: bool, budgeted: bool) -> list[str]:
+    def _of_policy(self, recipe: Recipe, simulated: bool) -> list[str]:
         spendings = recipe.spendings()
         return self.of_policy(
             algorithm=recipe.algorithm_name,
@@ -157,7 +152,6 @@ class Registration(Table):
             plans=[plan for spending in spendings for plan in spending.plans],
             epsilon=lambda: recipe.guarantee(spendings).epsilon,
             simulated=simulated,
-            budgeted=budgeted,
         )
 
     def of_policy(
@@ -168,14 +162,12 @@ class Registration(Table):
         plans: Sequence[Promise],
         epsilon: Callable[[], float],
         simulated: bool,
-        budgeted: bool,
     ) -> list[str]:
         """What the owner has against a run: how it is made, how little noise it adds, what it costs."""
         policy, problems = self.policy, []
-        free = self.passing and not budgeted  # nobody has said anything yet, and there is nothing to escape
-        if simulated and not (policy.simulation or free):
+        if simulated and not (policy.simulation or self.passing):
             problems.append("--simulate is not allowed: seeded noise protects nobody")
-        if any(":" in kind for kind in functions) and not (policy.functions or free):
+        if any(":" in kind for kind in functions) and not (policy.functions or self.passing):
             problems.append("functions of one's own are not allowed: they would see every example")
         if algorithm not in policy.algorithms:
             problems.append(f"the algorithm {algorithm} is not allowed")

@@ -29,6 +29,7 @@ from typing import Any, Protocol
 import torch
 
 from fedlens import files, pins, preparation, run_reports, tensorfiles, trees
+from fedlens.admission import admitted
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Report, Trained
 from fedlens.ledger import Item, Ledger, RunClosedError, is_remote
@@ -98,7 +99,7 @@ class Run:
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
         recipe.spendings()  # an epsilon out of reach is told before anything is written
         book = Ledger(address)
-        recipe, _ = Owner(address, book, say).admitted(recipe, simulated=seed is not None)
+        recipe, _ = admitted(recipe, Owner(address, book), simulated=seed is not None, say=say)
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
         if recipe.text:
@@ -248,7 +249,7 @@ class Run:
     def _usable_side(self, book: Ledger) -> Side:
         """The private side; if it cannot be used and nothing was released yet, what was set aside is returned."""
         try:
-            recipe, known = Owner(self.address, book).admitted(self.recipe, simulated=self.seed is not None)
+            recipe, known = admitted(self.recipe, Owner(self.address, book), simulated=self.seed is not None)
             side = Side.of(recipe, self.folder / "primary.safetensors", known.data if known else recipe.data)
         except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
             if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):

@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+from fedlens.registration import Registration
+
 _HEAD = """\
 # fedlens plan {file}     what it costs
 # fedlens run  {file}     do it
@@ -10,10 +12,11 @@ name = "{name}"
 task = "{task}"
 {side}
 [data]
-source = "{source}"
-path = {data}
+{data}
 """
-_SIDE = "side = 28                     # images are side x side\n"
+_REGISTERED = "population = {data}           # its owner has said what it is: fedlens data show"
+_SOURCE = 'source = "{source}"\npath = {data}'
+_SIDE = "side = {side}                     # images are side x side\n"
 _NPZ = """\
 images = "x"                  # names of the arrays in the file
 labels = "y"
@@ -99,9 +102,9 @@ _PRIVACY = """
 epsilon = 8.0                 # the noise follows from it; or give noise_multiplier instead
 delta = 1e-5                  # well below 1 / users
 users = 250                   # a public guess at the users in a group: the divisor of every mean
-population = 600              # a public upper bound on all users
+population = {population}              # a public upper bound on all users
 sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
-# correlated = { bands = 8 }  # with sampling = "balanced" and groups = 8: noise that later rounds partly take back
+# correlated = {{ bands = 8 }}  # with sampling = "balanced" and groups = 8: noise that later rounds partly take back
 """
 _TAIL = """\
 # rounds = 105                # this and all below is left open: it follows from epsilon and users
@@ -138,31 +141,40 @@ _TEXT_TAIL = """\
 
 
 def recipe(
-    task: str, data: str, model: str, file: str = "recipe.toml", *, vocabulary: str = "", baseline: str = ""
+    task: str,
+    data: str,
+    model: str,
+    file: str = "recipe.toml",
+    *,
+    vocabulary: str = "",
+    baseline: str = "",
+    registered: Registration | None = None,
 ) -> str:
+    """For a registered population, with what is publicly known of it; or for data that lie at a path."""
     if task not in _SELECTIONS:
         raise ValueError(f"Expected a task of {', '.join(_SELECTIONS)}, got {task!r}.")
     text = task == "T3"
     if (vocabulary or baseline) and not text:
         raise ValueError("Expected --vocab and --baseline with --task T3 only.")
     source = _source(data, text)
+    place = _REGISTERED if registered else _SOURCE
     head = _HEAD.format(
         file=file,
         name=f"look-{task.lower()}",
         task=task,
-        side="" if text else _SIDE,
-        source=source,
-        data=_quoted(data),
+        side="" if text else _SIDE.format(side=(registered and registered.side) or 28),
+        data=place.format(source=source, data=_quoted(data)),
     )
-    columns = {"npz": _NPZ, "jsonl": _JSONL}.get(source, "")
+    columns = "" if registered else {"npz": _NPZ, "jsonl": _JSONL}.get(source, "")
+    privacy = _PRIVACY.format(population=(registered and registered.population) or 600)
     if text:
         earlier = (
             f"baseline = {_quoted(baseline)}" if baseline else '# baseline = "runs/october/all"  # to compare with'
         )
         middle = _TEXT.format(vocabulary=_quoted(vocabulary or "vocabulary.txt"), baseline=earlier)
-        return head + columns + _MISPRINT + middle + _SELECTIONS[task] + _PRIVACY + _TEXT_TAIL
+        return head + columns + _MISPRINT + middle + _SELECTIONS[task] + privacy + _TEXT_TAIL
     primary = _PRIMARY.format(model=_quoted(model)) if task != "T1" else ""
-    return head + columns + _BUG + primary + _SELECTIONS[task] + _PRIVACY + _TAIL
+    return head + columns + _BUG + primary + _SELECTIONS[task] + privacy + _TAIL
 
 
 def _source(data: str, text: bool) -> str:

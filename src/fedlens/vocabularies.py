@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from fedlens import preparation, readers, text_preparation, words
+from fedlens.admission import Asked, resolved
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.inspection.samples import provenance
 from fedlens.ledger import Account, Item, Ledger, Spending, guarantee
-from fedlens.owner import Asked, Owner
+from fedlens.owner import Owner
 from fedlens.population import DataError, Population
 from fedlens.privacy import Everyone, Guarantee, L2Clip, Plan, Unit
 from fedlens.randomness import Randomness
@@ -171,7 +172,7 @@ def learned(
     """
     check(asked, to, seed)
     book = Ledger(address)
-    asked, sentences = admitted(asked, Owner(str(address), book, say), simulated=seed is not None)
+    asked, sentences = admitted(asked, Owner(str(address), book), simulated=seed is not None, say=say)
     run, randomness = f"vocabulary-{secrets.token_hex(3)}", Randomness.secret()
     if seed is not None:
         randomness = Randomness.seeded(seed)
@@ -187,9 +188,11 @@ def learned(
     return found
 
 
-def admitted(asked: Learning, owner: Owner, *, simulated: bool) -> tuple[Learning, Data]:
+def admitted(
+    asked: Learning, owner: Owner, *, simulated: bool, say: Callable[[str], None] = lambda line: None
+) -> tuple[Learning, Data]:
     """The same, on the budget of the population that is meant, and where its text lies; or its owner's refusal."""
-    known = owner.resolved(Asked(data=asked.source, unit=Unit.USER, units=asked.population))
+    known = resolved(Asked(data=asked.source, unit=Unit.USER, units=asked.population), owner, say)
     asked = dataclasses.replace(asked, population_name=known.budget or known.name)
     problems = [] if known.medium == "text" else [f"it holds {known.medium}, and words are learnt of text"]
     if known.population != asked.population:
@@ -200,7 +203,6 @@ def admitted(asked: Learning, owner: Owner, *, simulated: bool) -> tuple[Learnin
         plans=[asked.plan],
         epsilon=lambda: asked.guarantee.epsilon,
         simulated=simulated,
-        budgeted=owner.budgeted(known),
     )
     refuse(known, problems)
     return asked, known.data

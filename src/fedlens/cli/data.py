@@ -140,10 +140,10 @@ def register(
     from fedlens.owner import Bounds, described
 
     book, owner = _owner(ledger, who, key)
-    before = owner.registered(name) if update else None
+    sealed, before = owner.known(name), owner.registered(name) if update else None
     if update and before is None:
         raise ValueError(f"Expected a registered population to update, and {name!r} is none.")
-    if not update and owner.is_sealed(name):
+    if not update and sealed and not sealed.passing:
         raise ValueError(f"Expected a new name; {name!r} is registered (fedlens data policy, or register --update).")
     if path is None and before is None:
         raise ValueError("Expected the PATH of the data to register.")
@@ -224,7 +224,7 @@ def policy(
 def show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
     """All registered populations: what recipes may say about them, and what may be asked. Reads no data."""
     _, owner = _owner(ledger, None, None, create=False)
-    found = owner.everything()
+    found = [known for name in owner.names if (known := owner.known(name))]
     text = "\n".join(line for known in found for line in known.lines()) or "Nothing is registered."
     say({"populations": [known.public() for known in found]}, text, as_json)
 
@@ -238,8 +238,10 @@ def public(
     as_json: Json = False,
 ) -> None:
     """By the owner of a pinned machine: declare files public, so that recipes may use them. Refuses private data."""
+    from fedlens.admission import declare_public
+
     _, owner = _owner(ledger, who, key, create=False)
-    owner.declare_public(paths)
+    declare_public(paths, owner)
     say({"public": [str(path) for path in paths]}, f"Declared public: {', '.join(map(str, paths))}", as_json)
 
 
@@ -273,16 +275,16 @@ def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool 
 
     address = ledger_at(ledger)
     book = book_at(address, who, key, create=create)
-    return book, Owner(address, book, aside)
+    return book, Owner(address, book)
 
 
-def owner_if_there(ledger: str) -> "Owner | None":
+def owner_if_there(ledger: str | None) -> "Owner | None":
     """Of the populations that a ledger knows; without one nothing is registered."""
     from fedlens.cli.ledger import book_if_there
     from fedlens.owner import Owner
 
     book = book_if_there(None if ledger == DEFAULT_BOOK else ledger)
-    return Owner(ledger_at(ledger), book, aside) if book else None
+    return Owner(ledger_at(ledger), book) if book else None
 
 
 def _policy(

@@ -27,6 +27,7 @@ def train(
     import torch
 
     from fedlens import data, trees
+    from fedlens.admission import check_public_images
     from fedlens.cli.data import owner_if_there
     from fedlens.models import primary
     from fedlens.models.classifier import ConvClassifier
@@ -35,7 +36,7 @@ def train(
     if network not in networks:
         raise ValueError(f"Expected --network {network} to be one of {', '.join(networks)}.")
     if owner := owner_if_there(ledger):
-        owner.check_public_images(path, images)
+        check_public_images(path, images, owner)
     public = data.public_npz(path, images=images, labels=labels)
     classes = int(public.labels.max(initial=0)) + 1
     if classes < 2:

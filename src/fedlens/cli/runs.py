@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens.cli.data import owner_if_there
 from fedlens.cli.ledger import book_if_there
 from fedlens.cli.options import (
     DEFAULT_BOOK,
@@ -69,19 +70,25 @@ def init(
     task: Annotated[
         str, typer.Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
     ] = "T1",
-    data: Annotated[str, typer.Option(help="An .npz or .jsonl file, or a population folder.")] = "data.npz",
+    data: Annotated[
+        str, typer.Option(help="A registered population; or an .npz or .jsonl file, or a population folder.")
+    ] = "data.npz",
     model: Annotated[
         str, typer.Option(help="T2, T4: the primary model, as a file written by fedlens.")
     ] = "cnn.safetensors",
     vocabulary: Annotated[str, typer.Option("--vocab", help="T3: known words, one a line.")] = "",
     baseline: Annotated[str, typer.Option(help="T3: the folder of an earlier model, to compare with.")] = "",
     to: Annotated[pathlib.Path, typer.Option("--to", help="The recipe to write.")] = pathlib.Path("recipe.toml"),
+    ledger: Annotated[str | None, typer.Option("--ledger", help="Where populations are registered.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a commented recipe to start from."""
     from fedlens import files, templates
 
-    text = templates.recipe(task, data, model, shlex.quote(str(to)), vocabulary=vocabulary, baseline=baseline)
+    owner = owner_if_there(ledger)
+    known = owner.known(data) if owner else None
+    told: dict[str, Any] = {"vocabulary": vocabulary, "baseline": baseline, "registered": known}
+    text = templates.recipe(task, data, model, shlex.quote(str(to)), **told)
     if to.exists():
         raise ValueError(f"Expected no file at {to}; it would be overwritten.")
     files.write(to, text)
@@ -109,7 +116,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """State what a recipe will cost and promise, without touching any data."""
-    from fedlens import planning
+    from fedlens import admission, planning
     from fedlens.recipes import Recipe
 
     parsed = Recipe.open(recipe, sets or [])
@@ -121,6 +128,10 @@ def plan(
         return
     forecast = planning.forecast(parsed, book_if_there(ledger))
     answer, text = forecast.to_dict(), forecast.text()
+    owner = owner_if_there(ledger)
+    refusals = admission.refusals(parsed, owner) if owner else []
+    answer["refusals"] = refusals
+    text += "".join(f"\nrefused: {refusal}" for refusal in refusals)
     if published is not None:
         figure = planning.published(published, parsed)
         answer["published"] = figure

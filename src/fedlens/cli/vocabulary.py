@@ -31,10 +31,11 @@ def count(
 ) -> None:
     """List the most frequent words of PUBLIC text. Nothing protects what is counted: use learn for private text."""
     from fedlens import vocabularies
+    from fedlens.admission import check_public_text
     from fedlens.cli.data import owner_if_there
 
     if owner := owner_if_there(ledger):
-        owner.check_public_text(text)
+        check_public_text(text, owner)
     made = vocabularies.counted(text, to, size=size, tokenizer=tokenizer)
     answer = {"vocabulary": str(to), "words": len(made), "provenance": made.provenance}
     say(answer, f"Wrote {to}: {made.provenance}.", as_json)
@@ -91,7 +92,7 @@ def learn(
     ledger = ledger_at(ledger)
     if request:
         book = Ledger(ledger)
-        asked, _ = vocabularies.admitted(asked, Owner(ledger, book, aside), simulated=False)
+        asked, _ = vocabularies.admitted(asked, Owner(ledger, book), simulated=False, say=aside)
         number = book.request("vocabulary", [asked.item()], recipe=asked.digest, why=why)
         say({"number": number, "recipe": asked.digest}, f"Request {number} waits for review.", as_json)
         return

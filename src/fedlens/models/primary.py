@@ -62,6 +62,12 @@ def open_primary(
     return _tried(primary, path.name)
 
 
+def is_foreign(path: pathlib.Path) -> bool:
+    """Whether it is somebody else's program; nothing in it is opened."""
+    content = _content(path)
+    return _kind(content, archives.members(content), path.name) != ConvClassifier.kind
+
+
 def checked(
     primary: Primary, *, side: int | None = None, channels: int | None = None, classes: int | None = None
 ) -> Primary:
