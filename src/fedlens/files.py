@@ -12,7 +12,7 @@ import os
 import pathlib
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 # Of a structured text: a vocabulary of a million words fits, and 16 MiB of nothing but brackets are 0.5 GB of lists.
@@ -104,11 +104,17 @@ def check_declared(declared: int, held: int, name: str, error: type[ValueError] 
         raise error(f"Expected {name} to hold at most {most:,} bytes, {MOST_RATIO} times its size; it declares more.")
 
 
-def json_in(path: pathlib.Path, error: type[ValueError] = ValueError, told: str | None = None, **fields: Any) -> Any:
+def json_in(
+    path: pathlib.Path,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    error: type[ValueError] = ValueError,
+    told: str | None = None,
+) -> Any:
     """The JSON of a small file, `told` where it is damaged; it is an object with these `fields`, if any are named.
 
-    `json_in(path, noisy_users=float)`: each field is of its type, and a whole number passes for a float. That the file
-    is missing is for others to say.
+    `json_in(path, {"noisy_users": float})`: each field is of its type, and a whole number passes for a float. That the
+    file is missing is for others to say.
     """
     told = told or f"Expected a whole {path.name} in {path.parent}; it is damaged."
     found = parsed_json(content(path, error=error), told, error)
@@ -137,7 +143,7 @@ def parsed_toml(text: str, told: str, error: type[ValueError] = ValueError) -> d
     if len(text) > MOST_TEXT // 16:  # its parser is slow, and nobody writes so much
         raise error(told)
     try:
-        found = tomllib.loads(text, parse_float=_finite)
+        found = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
         _check_depth(found)
     except tomllib.TOMLDecodeError:
         raise
@@ -169,10 +175,16 @@ def _refused(text: str) -> Any:
 
 
 def _finite(text: str) -> float:
-    number = float(text) if len(text) <= MOST_DIGITS else math.inf
+    number = _short_float(text)
     if not math.isfinite(number):
         raise ValueError
     return number
+
+
+def _short_float(text: str) -> float:
+    if len(text) > MOST_DIGITS:
+        raise ValueError
+    return float(text)
 
 
 def _short(text: str) -> int:

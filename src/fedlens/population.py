@@ -283,7 +283,7 @@ def give_back_pages(column: np.ndarray) -> None:
 def _about(folder: pathlib.Path) -> dict[str, Any]:
     try:
         told = f"Expected JSON in {folder.name}/population.json; the file is damaged."
-        about = files.json_in(folder / "population.json", DataError, told)
+        about = files.json_in(folder / "population.json", error=DataError, told=told)
     except FileNotFoundError:
         raise DataError(
             f"Expected a population in {folder.name}: population.json is missing (see `fedlens data check`)."
