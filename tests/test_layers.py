@@ -14,7 +14,7 @@ ROOT = pathlib.Path(fedlens.__file__).parent
 # The table of docs/design.md, lowest first. A module may import the layers below its own, and its own package.
 LAYERS = (
     {"version", "trees", "randomness", "files", "pins"},
-    {"tensorfiles", "replay", "functions"},
+    {"arrayfiles", "tensorfiles", "replay", "functions"},
     {"transforms", "words", "misprints"},
     {"privacy", "models", "curator", "population"},
     {"ledger", "selection", "data", "readers", "prints"},

@@ -8,19 +8,19 @@ import dataclasses
 import hashlib
 import itertools
 import pathlib
-import zipfile
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from fedlens import transforms
+from fedlens import arrayfiles, transforms
 from fedlens.population import DataError, Population, SchemaError
 from fedlens.transforms import Change
 from fedlens.trees import pixels
 
 _SLICE = 4096  # images that are changed together: memory must not grow with what one user holds
+_NAMES = 50  # of arrays, in an error
 
 
 class Public(NamedTuple):
@@ -67,18 +67,9 @@ def from_npz(
     return Population.from_arrays(path.stem, columns, counts)
 
 
-def names_in(path: pathlib.Path) -> list[str]:
-    """Of the arrays in an .npz file; none where it cannot be read, which is told when it is."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return [name.removesuffix(".npy") for name in archive.namelist()]
-    except (OSError, ValueError, zipfile.BadZipFile):
-        return []
-
-
 def images_in(path: pathlib.Path, name: str | None = None) -> list[np.ndarray]:
     """Of PUBLIC data: the images of this name, or all arrays of images that a file holds."""
-    found = _arrays(path, [name] if name else names_in(path))
+    found = _arrays(path, [name] if name else arrayfiles.names_in(path))
     return [as_images(array, key) for key, array in found.items() if name or array.ndim in (3, 4)]
 
 
@@ -235,21 +226,19 @@ def checked(population: Population) -> list[str]:
 
 
 def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
+    told = (
+        f"Expected a whole .npz file of plain arrays in {path.name}; it is cut short, damaged, or holds images of"
+        " mixed sizes."
+    )
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            missing = [name for name in names if name not in archive.files]
-            if missing:
-                raise SchemaError(f"Expected {', '.join(missing)} in {path.name}; it holds {', '.join(archive.files)}.")
-            return {name: archive[name] for name in names}
+        return arrayfiles.archived(path, names, told, DataError)
+    except arrayfiles.MissingError as missing:
+        there = ", ".join(missing.there[:_NAMES])
+        raise SchemaError(f"Expected {', '.join(missing.names)} in {path.name}; it holds {there}.") from None
     except FileNotFoundError:
         raise DataError(f"Expected the file {path}; it is missing.") from None
-    except DataError:
-        raise
-    except (zipfile.BadZipFile, ValueError, OSError, EOFError):
-        raise DataError(
-            f"Expected a whole .npz file of plain arrays in {path.name}; it is cut short, damaged, or holds images of"
-            " mixed sizes."
-        ) from None
+    except OSError:
+        raise DataError(told) from None
 
 
 def _same_length(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:

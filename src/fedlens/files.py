@@ -1,10 +1,28 @@
-"""Files that are whole or absent: written beside their place, synced, then renamed into it."""
+"""Files that are whole or absent: written beside their place, synced, then renamed into it.
+
+And the one way in for whatever somebody else may have written: sizes are checked before anything is allocated, and
+what a parser throws becomes an error of ours, which never quotes the file.
+"""
 
 import contextlib
 import hashlib
+import json
+import math
 import os
 import pathlib
 import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeGuard
+
+# Of a structured text: a vocabulary of a million words fits, and 16 MiB of nothing but brackets are 0.5 GB of lists.
+MOST_TEXT = 2**24
+MOST_DEPTH = 64  # of lists and tables in each other: ours have less than ten, and whoever walks them may recurse
+MOST_DIGITS = 400  # of a number: the largest float has 309
+# What a compressed file may declare: any file so much, a larger one a hundred times its own size. Images and text
+# shrink tenfold; deflate makes 1 MiB of 1 GiB of zeros.
+MOST_DECLARED = 2**28
+MOST_RATIO = 100
 
 _UMASK = os.umask(0)
 os.umask(_UMASK)
@@ -50,3 +68,142 @@ def append_line(path: pathlib.Path, line: str) -> None:
 def sha256(path: pathlib.Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def within(path: pathlib.Path) -> list[pathlib.Path]:
+    """The file, or all files of the folder."""
+    return sorted(found for found in (path, *path.rglob("*")) if found.is_file())
+
+
+@contextlib.contextmanager
+def damage(told: str, error: type[ValueError] = ValueError) -> Iterator[None]:
+    """Whatever is thrown in here is this error, without a word of what a library said: that may quote the file.
+
+    Also a MemoryError: what a file asks for and cannot get is its fault. Errors of the kind `error` are ours already,
+    unless it is ValueError itself, which everybody throws. That a file cannot be opened at all is for others to say.
+    """
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as thrown:
+        if error is not ValueError and isinstance(thrown, error):
+            raise
+        raise error(told) from None
+
+
+def content(path: pathlib.Path, most: int = MOST_TEXT, error: type[ValueError] = ValueError) -> bytes:
+    """All of a file that may not be larger than `most` bytes."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        held = b"" if size > most else file.read() if size else file.read(most + 1)  # a pipe has no size
+    if max(size, len(held)) > most:
+        raise error(f"Expected at most {most:,} bytes in {path.name}; it is larger.")
+    return held
+
+
+def check_declared(declared: int, held: int, name: str, error: type[ValueError] = ValueError) -> None:
+    """Refuses a file of `held` bytes that says it holds far more: nothing of it has been read yet."""
+    most = max(MOST_DECLARED, MOST_RATIO * held)
+    if declared > most:
+        raise error(f"Expected {name} to hold at most {most:,} bytes, {MOST_RATIO} times its size; it declares more.")
+
+
+def json_in(
+    path: pathlib.Path,
+    fields: Mapping[str, Any] | None = None,
+    *,
+    error: type[ValueError] = ValueError,
+    told: str | None = None,
+) -> Any:
+    """The JSON of a small file, `told` where it is damaged; it is an object with these `fields`, if any are named.
+
+    `json_in(path, {"noisy_users": float})`: each field is of its type, and a whole number passes for a float. That the
+    file is missing is for others to say.
+    """
+    told = told or f"Expected a whole {path.name} in {path.parent}; it is damaged."
+    found = parsed_json(content(path, error=error), told, error)
+    if fields and not (isinstance(found, dict) and all(_is(found.get(name, ...), fields[name]) for name in fields)):
+        raise error(told)
+    return found
+
+
+def parsed_json(text: bytes | str, told: str, error: type[ValueError] = ValueError) -> Any:
+    """JSON as its standard has it: of finite numbers, and not too deep. `told` is the error where it is not.
+
+    >>> parsed_json('{"a": [1, 2.5]}', "Expected JSON.")
+    {'a': [1, 2.5]}
+    """
+    if len(text) > MOST_TEXT:
+        raise error(told)
+    with damage(told, error):
+        text = text.decode() if isinstance(text, bytes) else text
+        found = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_short)
+        _check_depth(found)
+        return found
+
+
+def parsed_toml(text: str, told: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """Where TOML is merely written wrong, a TOMLDecodeError says where; `told` is the error where it is damaged."""
+    if len(text) > MOST_TEXT // 16:  # its parser is slow, and nobody writes so much
+        raise error(told)
+    try:
+        found = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
+        _check_depth(found)
+    except tomllib.TOMLDecodeError:
+        raise
+    except Exception:
+        raise error(told) from None
+    return found
+
+
+def whole(value: object, least: int, most: int) -> TypeGuard[int]:
+    """Whether a value from a file is a whole number in this range: neither true nor 1.0 is one."""
+    return type(value) is int and least <= value <= most
+
+
+def finite(value: object) -> TypeGuard[float]:
+    """Whether a value from a file is a finite number; whole ones may be too long for a float."""
+    if type(value) is int:
+        return abs(value) < 2**1023
+    return type(value) is float and math.isfinite(value)
+
+
+def _is(value: object, kind: Any) -> bool:
+    if kind is float:
+        return finite(value)
+    return isinstance(value, kind) and (not isinstance(value, bool) or kind is bool)
+
+
+def _refused(text: str) -> Any:
+    raise ValueError
+
+
+def _finite(text: str) -> float:
+    number = _short_float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
+
+
+def _short_float(text: str) -> float:
+    if len(text) > MOST_DIGITS:
+        raise ValueError
+    return float(text)
+
+
+def _short(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise ValueError
+    return int(text)
+
+
+def _check_depth(value: object) -> None:
+    """Level by level, since one that recurses would fall where it should catch."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        lists = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [inner for one in lists for inner in one if isinstance(inner, dict | list)]
+        if not level:
+            return
+    raise ValueError

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import pydantic
 
-from fedlens import data, files, pins, preparation, prints, readers
+from fedlens import arrayfiles, data, files, pins, preparation, prints, readers
 from fedlens.ledger import Ledger, is_remote
 from fedlens.population import DataError, Population, SchemaError
 from fedlens.prints import Prints
@@ -230,7 +230,7 @@ def absolute(source: Data, labels: bool) -> Data:
     path = os.path.abspath(source.path or "")
     other = {"bug", "name", "population", "budget", "path"}
     given = source.model_dump(exclude=other, exclude_unset=True)
-    if source.source == "npz" and not labels and source.labels not in data.names_in(pathlib.Path(path)):
+    if source.source == "npz" and not labels and source.labels not in arrayfiles.names_in(pathlib.Path(path)):
         given["labels"] = None
     return Data(**given, path=path)
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens import arrayfiles, files
 from fedlens.randomness import Randomness
 from fedlens.trees import Tree
 
@@ -90,7 +91,8 @@ class Population:
             raise DataError(f"Expected whole numbers, one more than users, in {folder.name}/offsets.npy.")
         offsets = offsets.astype(np.int64)  # unsigned ones that fall would wrap around
         counts = np.diff(offsets)
-        if offsets[0] != 0 or (counts < 0).any() or any(int(offsets[-1]) != len(column) for column in columns.values()):
+        falls = (offsets[1:] < offsets[:-1]).any()  # a difference may wrap around, and look like a rise
+        if offsets[0] != 0 or falls or any(int(offsets[-1]) != len(column) for column in columns.values()):
             raise DataError(f"Expected the columns in {folder.name} as long as its index says; a file is damaged.")
         return cls(about["name"], columns, offsets[:-1], counts)
 
@@ -284,13 +286,14 @@ def give_back_pages(column: np.ndarray) -> None:
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        about = json.loads((folder / "population.json").read_text(encoding="utf-8"))
+        told = f"Expected JSON in {folder.name}/population.json; the file is damaged."
+        about = files.json_in(folder / "population.json", error=DataError, told=told)
     except FileNotFoundError:
         raise DataError(
             f"Expected a population in {folder.name}: population.json is missing (see `fedlens data check`)."
         ) from None
-    except (json.JSONDecodeError, UnicodeDecodeError, OSError):
-        raise DataError(f"Expected JSON in {folder.name}/population.json; the file is damaged.") from None
+    except OSError:
+        raise DataError(told) from None
     if not isinstance(about, dict) or about.get("version") != VERSION:
         raise DataError(f"Expected population version {VERSION} in {folder.name}/population.json.")
     names = about.get("columns")
@@ -306,10 +309,12 @@ def _column_name(name: object) -> bool:
 
 def _mapped(path: pathlib.Path) -> np.ndarray:
     try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
+        column = arrayfiles.mapped(path)
+        len(column)  # a single number has none, and is no column
+        return column
     except FileNotFoundError:
         raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except (ValueError, OSError, EOFError):
+    except (ValueError, TypeError, OSError):
         raise DataError(f"Expected a whole .npy file in {path.name}; it is cut short or damaged.") from None
 
 

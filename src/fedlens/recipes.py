@@ -105,7 +105,7 @@ class Recipe(Table):
     @classmethod
     def parsed(cls, text: str, overrides: typing.Sequence[str] = ()) -> "Recipe":
         try:
-            values = tomllib.loads(text)
+            values = files.parsed_toml(text, "Expected a recipe that can be read; it is damaged.", RecipeError)
         except tomllib.TOMLDecodeError as error:
             raise RecipeError(f"Expected TOML: {error}.") from None
         return cls.validated(values, overrides)
@@ -124,7 +124,7 @@ class Recipe(Table):
     @classmethod
     def open(cls, path: pathlib.Path, overrides: typing.Sequence[str] = ()) -> "Recipe":
         try:
-            return cls.parsed(path.read_text(), overrides)
+            return cls.parsed(files.content(path, error=RecipeError).decode(), overrides)
         except (FileNotFoundError, IsADirectoryError):
             raise RecipeError(f"Expected a recipe at {path}; there is no such file.") from None
         except UnicodeDecodeError:
@@ -509,7 +509,7 @@ def _set(values: dict[str, Any], override: str) -> None:
         if not isinstance(values, dict):
             raise RecipeError(f"Expected a table at {name!r} for --set {override!r}.")
     try:
-        values[last] = tomllib.loads(f"value = {text}")["value"]
+        values[last] = files.parsed_toml(f"value = {text}", f"Expected a value for {last}.", RecipeError)["value"]
     except tomllib.TOMLDecodeError:
         values[last] = text
 

@@ -6,7 +6,6 @@ The report is made from what is in the run's folder: no private data is read, an
 import dataclasses
 import datetime
 import functools
-import json
 import math
 import pathlib
 import platform
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 import fedlens
-from fedlens import trees
+from fedlens import files, trees
 from fedlens.algorithms import Ngrams
 from fedlens.inspection import (
     Model,
@@ -219,8 +218,9 @@ def _provenance(folder: pathlib.Path, recipe: Recipe, device: str) -> dict[str, 
         "recipe sha256": recipe.digest,
     }
     if recipe.threshold_plan:
-        rows = json.loads((folder / "thresholds.json").read_text())
-        told["thresholds learnt"] = _learnt_text(recipe, {row["quantile"]: row["accuracy"] for row in rows})
+        with files.damage(f"Expected a whole thresholds.json in {folder}; it is damaged."):
+            rows = files.json_in(folder / "thresholds.json")
+            told["thresholds learnt"] = _learnt_text(recipe, {row["quantile"]: row["accuracy"] for row in rows})
     return told
 
 

@@ -154,15 +154,13 @@ class Run:
     @classmethod
     def opened(cls, folder: pathlib.Path) -> "Run":
         try:
-            about = json.loads((folder / "run.json").read_text())
-            known = about["recipe_sha256"], about["ledger"], about["seed"], about["device"]
-            version = about.get("version", 1)
+            fields = {"recipe_sha256": str, "ledger": str, "seed": int | None, "device": str}
+            about = files.json_in(folder / "run.json", fields)
+            known = tuple(about.get(name) for name in fields)
         except FileNotFoundError:
             raise ValueError(f"Expected a run folder, found no run.json in {folder}.") from None
-        except (json.JSONDecodeError, KeyError, TypeError):
-            raise ValueError(f"Expected a whole run.json in {folder}; it is damaged.") from None
         digest, address, seed, device = known
-        if version != VERSION:
+        if about.get("version", 1) != VERSION:
             raise ValueError(
                 f"Expected a run that this version of fedlens began; {folder.name} is another's. What it has not spent"
                 f" is returned by fedlens ledger close {folder.name} --ledger {address}; then run its recipe.toml anew."
@@ -214,7 +212,7 @@ class Run:
         """As decided by what was written down, so that a resumed run decides the same without asking."""
         if not (part / "count.json").exists():
             return False
-        counted: float = json.loads((part / "count.json").read_text())["noisy_users"]
+        counted: float = files.json_in(part / "count.json", {"noisy_users": float})["noisy_users"]
         return counted < self.recipe.privacy.minimum_users
 
     def _train(self, book: Ledger, watch: Watcher) -> None:
@@ -267,7 +265,7 @@ class Run:
     def _pin(self, side: Side, book: Ledger) -> None:
         """A resumed run goes on with the same data and classifier: else a user may be in two groups, priced as one."""
         kept, tag = self.folder / "beside.json", self._randomness(BESIDE).tag(side.fingerprint())
-        known = kept.read_text() if kept.exists() else None
+        known = files.content(kept).decode(errors="replace") if kept.exists() else None
         if known is None and not any(book.spent(item.account.run, item.stage) for item in self.items()):
             files.write(kept, json.dumps({"tag": tag}))
         elif known != json.dumps({"tag": tag}):
@@ -383,7 +381,10 @@ class Run:
         state, about = tensorfiles.read(folder / "checkpoint.safetensors")
         if about.get("recipe_sha256") != self.recipe.digest:
             raise ValueError(f"Expected a checkpoint of this recipe in {folder.name}; it belongs to another one.")
-        return state, Engine(**about["engine"]) if about["engine"] else None
+        with files.damage(f"Expected a whole header in {folder.name}/checkpoint.safetensors; it is damaged."):
+            engine = Engine(**about["engine"]) if about["engine"] else None
+        _check_state(state, self.recipe.start("cpu"), folder)
+        return state, engine
 
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:
@@ -411,10 +412,19 @@ def _check_price(recipe: Recipe, book: Ledger) -> None:
         )
 
 
+def _check_state(state: Tree, start: Tree, folder: pathlib.Path) -> None:
+    """A checkpoint holds what the first state holds, or lists that grew from it."""
+    same = state.keys() == start.keys() and all(
+        (state[name].dtype, state[name].dim()) == (leaf.dtype, leaf.dim()) for name, leaf in start.items()
+    )
+    if not same or not int(state["round"]) >= 0:
+        raise ValueError(f"Expected the state of a run in {folder.name}/checkpoint.safetensors; it is damaged.")
+
+
 def _shortened(metrics: pathlib.Path, lines: int) -> None:
     """Drops the lines of rounds that will be done again: one line a round, from the first."""
     if metrics.exists():
-        files.write(metrics, "".join(metrics.read_text().splitlines(keepends=True)[:lines]))
+        files.write(metrics, b"".join(metrics.read_bytes().splitlines(keepends=True)[:lines]))
 
 
 def _checked_device(device: str) -> None:

@@ -4,7 +4,7 @@ import json
 import pathlib
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save
 
 from fedlens import files
@@ -17,11 +17,16 @@ def write(path: pathlib.Path, tree: Tree, about: dict[str, Any]) -> None:
 
 
 def read(path: pathlib.Path) -> tuple[Tree, dict[str, Any]]:
+    """The library holds the shapes in the header against the size of the file before it reads a value."""
+    told = f"Expected a whole safetensors file in {path.name}; it is cut short or damaged."
     try:
-        with safe_open(path, "pt") as file:
+        with files.damage(told), safe_open(path, "pt") as file:
             header = file.metadata() or {}
-            return {name: file.get_tensor(name) for name in file.keys()}, {k: json.loads(v) for k, v in header.items()}  # noqa: SIM118
+            if sum(map(len, header.values())) > files.MOST_TEXT:
+                raise ValueError
+            about = {key: files.parsed_json(value, told) for key, value in header.items()}
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
     except FileNotFoundError:
         raise ValueError(f"Expected the file {path.name}; it is missing.") from None
-    except (SafetensorError, json.JSONDecodeError):
-        raise ValueError(f"Expected a whole safetensors file in {path.name}; it is cut short or damaged.") from None
+    except OSError:  # an empty file cannot be mapped
+        raise ValueError(told) from None

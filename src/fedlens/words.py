@@ -22,6 +22,7 @@ SPELLING_START, SPELLING_END, SPELLING_SYMBOLS = 256, 257, 258  # after the byte
 PADDING = -1
 SENTENCE_BYTES = 256
 
+_MOST_PROBLEMS = 1000  # lines that one error names
 _ACCENT = "\u0300"  # stands for every combining mark, which `re` does not count as a part of a word
 _TOKEN = re.compile(rf"<\w+>|@\w+|[\w{_ACCENT}]+(?:['’-][\w{_ACCENT}]+)*|[^\w\s{_ACCENT}]{_ACCENT}*")
 
@@ -126,7 +127,7 @@ class Vocabulary:
 
         What `save` wrote beside the list is its provenance, and what it cost; it must be about these very words.
         """
-        content = pathlib.Path(path).read_bytes()
+        content = files.content(pathlib.Path(path))
         facts = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest())
         lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         lines = lines[:-1] if lines[-1] == b"" else lines
@@ -144,15 +145,11 @@ def _beside(path: pathlib.Path | str) -> pathlib.Path:
 def _told(path: pathlib.Path, digest: str) -> dict[str, Any]:
     """The provenance that a list came with and all that was told with it; empty where there is none."""
     try:
-        about: dict[str, Any] = json.loads(_beside(path).read_text())
-        provenance, known = about["provenance"], about["words_sha256"]
-        if not isinstance(provenance, str):
-            raise TypeError
+        told = f"Expected a whole {_beside(path).name} beside {path.name}; it is damaged."
+        about: dict[str, Any] = files.json_in(_beside(path), {"provenance": str, "words_sha256": str}, told=told)
     except FileNotFoundError:
         return {}
-    except (KeyError, TypeError, ValueError):  # JSON and Unicode errors are of the last kind
-        raise ValueError(f"Expected a whole {_beside(path).name} beside {path.name}; it is damaged.") from None
-    if known != digest:
+    if about["words_sha256"] != digest:
         raise ValueError(f"Expected the words that {_beside(path).name} tells about; {path.name} was changed since.")
     return about
 
@@ -184,6 +181,9 @@ def _check(words: Sequence[str]) -> None:
             problems.append(f"line {line} contains a space")
         if any("\ud800" <= letter <= "\udfff" for letter in word):
             problems.append(f"line {line} is not UTF-8")
+        if len(problems) > _MOST_PROBLEMS:
+            problems[_MOST_PROBLEMS:] = ["and more"]
+            break
     if problems:
         raise ValueError(f"Expected one word a line, UTF-8, without spaces, each once: {'; '.join(problems)}.")
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib.resources
-import json
 import pathlib
 import shlex
 import sys
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedlens import files
 from fedlens.cli.data import owner_if_there
 from fedlens.cli.ledger import book_if_there
 from fedlens.cli.options import (
@@ -234,7 +234,7 @@ def report(
 
     if (folder / "report.json").exists():
         found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
-        answer = json.loads((folder / "report.json").read_text())
+        answer = files.json_in(folder / "report.json")
         say(answer, "\n".join([*(found or ["No finding."]), str(folder / "report.html")]), as_json)
     elif isinstance(model := _model(folder), Model):
         _show(contrast(model.sampled(512, seed=0), title=folder.name), folder, as_json)
@@ -349,17 +349,16 @@ def _findings(folder: pathlib.Path) -> "list[Finding]":
     from fedlens.inspection import Finding
 
     try:
-        rows = json.loads((folder / "report.json").read_text())["findings"]
-        if not all(isinstance(f["kind"], str) for f in rows):
-            raise TypeError
-        return [
-            Finding(kind=f["kind"], summary=str(f["summary"]), score=float(f["score"]), severity=f["severity"])
-            for f in rows
-        ]
+        with files.damage(f"Expected a whole report.json in {folder}; it is damaged."):
+            rows = files.json_in(folder / "report.json", {"findings": list})["findings"]
+            if not all(isinstance(f["kind"], str) and isinstance(f["severity"], str) for f in rows):
+                raise TypeError
+            return [
+                Finding(kind=f["kind"], summary=str(f["summary"]), score=float(f["score"]), severity=f["severity"])
+                for f in rows
+            ]
     except FileNotFoundError:
         raise ValueError(f"Expected the folder of a report, found no report.json in {folder}.") from None
-    except (KeyError, TypeError, ValueError):  # JSON and Unicode errors are of the last kind
-        raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
 
 
 def _model(folder: pathlib.Path) -> "Trained":

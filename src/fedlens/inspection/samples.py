@@ -1,16 +1,17 @@
 """Synthetic images that never travel without the guarantee of the model that made them."""
 
+import contextlib
 import dataclasses
 import pathlib
 from typing import Any
 
 import torch
 
-from fedlens import tensorfiles
+from fedlens import files, tensorfiles
 from fedlens.ledger import Head, Spending, guarantee
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.privacy import Guarantee
-from fedlens.trees import Tree, same_shape
+from fedlens.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,17 +37,16 @@ class Samples:
         tree, about = tensorfiles.read(path)
         if "spending" not in about or "images" not in tree:
             raise ValueError(f"Expected samples with their guarantee in {path.name}.")
-        try:
+        with damage_of(path):
+            _check_images(tree["images"], tree.get("classes"))
             return cls(
                 images=tree["images"],
-                label=str(about["label"]),
+                label=as_label(about["label"]),
                 spending=Spending.from_dict(about["spending"]),
-                delta=float(about["delta"]),
+                delta=as_delta(about["delta"]),
                 classes=tree.get("classes"),
-                round=about.get("round"),
+                round=None if about.get("round") is None else as_number(about["round"]),
             )
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,24 +91,20 @@ class Model:
             raise ValueError(
                 f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
             )
-        try:
-            gan = gan_from(about["gan"])
-            expected = gan.generator.init(0)
-            spending, delta = Spending.from_dict(about["spending"]), float(about["delta"])
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
-        if not same_shape(generator, expected):
+        with damage_of(path):
+            opened = cls(
+                gan=gan_from(about["gan"]),
+                generator=generator,
+                label=as_label(about["label"]),
+                spending=Spending.from_dict(about["spending"]),
+                delta=as_delta(about["delta"]),
+                recipe_sha256=as_label(about["recipe_sha256"]),
+                rounds=as_number(about["rounds"]),
+                ledger_head=as_head(about["ledger_head"]),
+            )
+        if not opened.gan.generator.fits(generator):
             raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
-        return cls(
-            gan=gan,
-            generator=generator,
-            label=about["label"],
-            spending=spending,
-            delta=delta,
-            recipe_sha256=about["recipe_sha256"],
-            rounds=about["rounds"],
-            ledger_head=tuple(about["ledger_head"]),
-        )
+        return opened
 
 
 def provenance(spending: Spending, delta: float) -> dict[str, Any]:
@@ -119,6 +115,45 @@ def provenance(spending: Spending, delta: float) -> dict[str, Any]:
 def gan_from(values: dict[str, Any]) -> Gan:
     """A pair from its plain settings, as they stand in a file's header."""
     parts = {key: values[key] | {"widths": tuple(values[key]["widths"])} for key in ("generator", "critic")}
+    if not files.finite(values["penalty"]):
+        raise ValueError
     return Gan(
         generator=ConvGenerator(**parts["generator"]), critic=ConvCritic(**parts["critic"]), penalty=values["penalty"]
     )
+
+
+def damage_of(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
+    """Around the values of a header, each of which may be anything."""
+    return files.damage(f"Expected a whole header in {path.name}; it is damaged.")
+
+
+def as_label(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
+
+
+def as_number(value: object) -> int:
+    if not files.whole(value, 0, 2**53):
+        raise TypeError
+    return value
+
+
+def as_delta(value: object) -> float:
+    if not files.finite(value) or not 0 < value < 1:
+        raise ValueError
+    return float(value)
+
+
+def as_head(value: Any) -> Head:
+    number, text = value
+    return as_number(number), as_label(text)
+
+
+def _check_images(images: torch.Tensor, classes: torch.Tensor | None) -> None:
+    """Square images of floats, at least one, and a whole number for each if they were to be of classes."""
+    square = images.dim() == 4 and images.shape[2] == images.shape[3] and 0 not in images.shape
+    if not square or images.dtype != torch.float32:
+        raise ValueError
+    if classes is not None and (classes.shape != images.shape[:1] or classes.dtype != torch.int64):
+        raise ValueError

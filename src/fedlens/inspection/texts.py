@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens import tensorfiles
+from fedlens import files, tensorfiles
+from fedlens.inspection.samples import as_delta, as_head, as_label, as_number, damage_of
 from fedlens.ledger import Head, Spending
 from fedlens.ledger.spending import stated
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import Markov
 from fedlens.privacy import Guarantee, Promise
-from fedlens.trees import Tree, moved, same_shape
+from fedlens.trees import Tree, moved
 from fedlens.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
 
 KINDS = ("spelling", "words")
 NGRAMS = "ngrams"  # the kind of a model that spells without a network
 COUNTED = 30_000  # samples: more take long and tell little
+MOST_WIDTH = 2**14  # symbols of a row that a model writes: sentences have 256 bytes
 Word = tuple[str, bool]  # as it is written, and whether it came to an end
 
 
@@ -60,7 +62,7 @@ class Texts:
 
     @property
     def symbols(self) -> int:
-        return SPELLING_SYMBOLS if self.kind == "spelling" else len(self.vocabulary) + 3
+        return _symbols(self.kind, self.vocabulary)
 
     @property
     def rows(self) -> np.ndarray:
@@ -100,17 +102,15 @@ class Texts:
         tree, about = tensorfiles.read(path)
         if "spending" not in about or not {"sequences", "log_probability"} <= tree.keys():
             raise ValueError(f"Expected texts with their guarantee in {path.name}.")
-        try:
+        with damage_of(path):
             return cls(
                 kind=about["kind"],
                 sequences=tree["sequences"],
                 log_probability=tree["log_probability"],
-                label=str(about["label"]),
-                round=about.get("round"),
+                label=as_label(about["label"]),
+                round=None if about.get("round") is None else as_number(about["round"]),
                 **_read_origin(about),
             )
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,17 +167,16 @@ class TextModel:
     def open(cls, path: pathlib.Path) -> "TextModel":
         parameters, about = tensorfiles.read(path)
         _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"parameters"}, path)
-        try:
+        with damage_of(path):
             opened = cls(
                 kind=about["kind"],
                 model=LanguageModel(**about["model"]),
                 parameters=parameters,
                 **_read(about),
             )
-            shapes = opened.model.init(0)
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
-        if not same_shape(parameters, shapes):
+            if opened.model.symbols != _symbols(opened.kind, opened.vocabulary):
+                raise ValueError
+        if not opened.model.fits(parameters):
             raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
         return opened
 
@@ -215,14 +214,10 @@ class NgramModel:
     def open(cls, path: pathlib.Path) -> "NgramModel":
         tree, about = tensorfiles.read(path)
         _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"model"}, path)
-        try:
+        with damage_of(path):
             told = _read(about)
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"Expected a whole header in {path.name}; it is damaged.") from None
-        try:
+        with files.damage(f"Expected a table of probabilities in {path.name}; it is missing or damaged."):
             return cls(model=Markov(table=tree["table"]), **told)
-        except (KeyError, TypeError, ValueError):
-            raise ValueError(f"Expected a table of probabilities in {path.name}; it is missing or damaged.") from None
 
 
 def _written(model: TextModel | NgramModel, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
@@ -294,23 +289,33 @@ def _check_header(about: dict[str, Any], expected: set[str], path: pathlib.Path)
 def _read(about: dict[str, Any]) -> dict[str, Any]:
     """The same, from a file."""
     return {
-        "width": int(about["width"]),
-        "label": str(about["label"]),
-        "recipe_sha256": str(about["recipe_sha256"]),
-        "rounds": int(about["rounds"]),
-        "ledger_head": tuple(about["ledger_head"]),
+        "width": _as_width(about["width"]),
+        "label": as_label(about["label"]),
+        "recipe_sha256": as_label(about["recipe_sha256"]),
+        "rounds": as_number(about["rounds"]),
+        "ledger_head": as_head(about["ledger_head"]),
         **_read_origin(about),
     }
 
 
 def _read_origin(about: dict[str, Any]) -> dict[str, Any]:
     return {
-        "vocabulary": Vocabulary(words=tuple(about["vocabulary"]), provenance="").words,
-        "tokenizer": str(about["tokenizer"]),
+        "vocabulary": Vocabulary(words=tuple(map(as_label, about["vocabulary"])), provenance="").words,
+        "tokenizer": as_label(about["tokenizer"]),
         "spending": Spending.from_dict(about["spending"]),
         "earlier": tuple(map(Spending.from_dict, about["earlier"])),
-        "delta": float(about["delta"]),
+        "delta": as_delta(about["delta"]),
     }
+
+
+def _as_width(value: object) -> int:
+    if not files.whole(value, 2, MOST_WIDTH):
+        raise ValueError
+    return value
+
+
+def _symbols(kind: str, vocabulary: Sequence[str]) -> int:
+    return SPELLING_SYMBOLS if kind == "spelling" else len(vocabulary) + 3
 
 
 def _check_earlier(spending: Spending, earlier: Sequence[Spending]) -> None:

@@ -7,6 +7,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fedlens import files
+
+_MOST = 2**16  # bytes of a key's file: one has 119
+
 
 def created(path: pathlib.Path) -> Ed25519PrivateKey:
     """A new key in a file that only its owner can read."""
@@ -24,10 +28,8 @@ def created(path: pathlib.Path) -> Ed25519PrivateKey:
 
 
 def opened(path: pathlib.Path) -> Ed25519PrivateKey:
-    try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
-    except (ValueError, TypeError):
-        raise ValueError(f"Expected an Ed25519 private key (PEM, no password) in {path}.") from None
+    with files.damage(f"Expected an Ed25519 private key (PEM, no password) in {path}."):
+        key = serialization.load_pem_private_key(files.content(path, _MOST), password=None)
     if not isinstance(key, Ed25519PrivateKey):
         raise ValueError(f"Expected an Ed25519 private key in {path}, found another kind.")
     return key

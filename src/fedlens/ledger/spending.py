@@ -43,7 +43,12 @@ class Spending:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Spending":
-        return cls(account=Account(**values["account"]), plans=tuple(map(promised, values["plans"])))
+        """Of values from anybody's file: KeyError, TypeError or ValueError where they are none."""
+        account, plans = Account(**values["account"]), tuple(map(promised, values["plans"]))
+        told = dataclasses.asdict(account)
+        if not plans or type(told.pop("simulated")) is not bool or not all(type(name) is str for name in told.values()):
+            raise ValueError("Expected an account of names and at least one plan.")
+        return cls(account=account, plans=plans)
 
 
 def carried_out(plan: Promise, releases: int) -> Promise:

@@ -9,7 +9,8 @@ from typing import ClassVar, Protocol
 import torch
 import torch.nn.functional as F
 
-from fedlens import tensorfiles, trees
+from fedlens import files, tensorfiles, trees
+from fedlens.models.sizes import MOST_LAYERS, check_sizes, fitting
 from fedlens.trees import Tree
 
 Answer = Callable[[Tree, torch.Tensor], torch.Tensor]
@@ -54,6 +55,9 @@ class ConvClassifier:
     padded: bool = True
 
     def __post_init__(self) -> None:
+        check_sizes(self.widths, side=self.side, channels=self.channels, classes=self.classes, hidden=self.hidden)
+        if not (self.pooled is None or files.whole(self.pooled, 0, MOST_LAYERS)) or type(self.padded) is not bool:
+            raise ValueError(f"Expected pooled as a number of layers up to {MOST_LAYERS}, and padded as true or false.")
         if self._edge < 1:
             raise ValueError(
                 f"Expected a larger side={self.side}: {len(self.widths)} convolutions leave nothing of it."
@@ -103,7 +107,7 @@ class ConvClassifier:
     def fits(self, params: Tree) -> bool:
         wanted = {f"{name}.weight": shape for name, shape in self._shapes.items()}
         wanted |= {f"{name}.bias": shape[:1] for name, shape in self._shapes.items()}
-        return {name: tuple(leaf.shape) for name, leaf in params.items()} == wanted
+        return fitting(params, wanted)
 
     def fitted(
         self,
@@ -210,10 +214,8 @@ class Primary:
         params, about = tensorfiles.read(path)
         if "classifier" not in about:
             raise ValueError(f"Expected a classifier written by fedlens in {path.name}: its header names no network.")
-        try:
+        with files.damage(f"Expected a network known to this version of fedlens in {path.name}."):
             network = ConvClassifier(**about["classifier"] | {"widths": tuple(about["classifier"]["widths"])})
-        except (TypeError, KeyError):
-            raise ValueError(f"Expected a network known to this version of fedlens in {path.name}.") from None
         if not network.fits(params):
             raise ValueError(f"Expected the weights in {path.name} to fit the network of its header.")
         return cls(network, params)

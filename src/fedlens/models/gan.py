@@ -13,6 +13,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fedlens.models.sizes import check_sizes, fitting
 from fedlens.trees import Tree
 
 LEAK = 0.01
@@ -34,22 +35,22 @@ class ConvCritic:
     hidden: int | None = None
 
     def __post_init__(self) -> None:
+        sizes = {"side": self.side, "channels": self.channels, "hidden": 1 if self.hidden in (None, 0) else self.hidden}
+        check_sizes(self.widths, **sizes)
         _divisible(self.side, len(self.widths))
 
     def init(self, seed: int) -> Tree:
-        rng = torch.Generator().manual_seed(seed)
-        params: Tree = {}
-        before = self.channels
+        return _initialised(self._shapes, seed)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        before, shapes = (self.channels, *self.widths), {}  # type: tuple[int, ...], dict[str, tuple[int, ...]]
         for layer, width in enumerate(self.widths):
-            params |= {
-                f"conv{layer}.weight": _glorot((width, before, 4, 4), rng),
-                f"conv{layer}.bias": torch.zeros(width),
-            }
-            before = width
-        features = before * (self.side >> len(self.widths)) ** 2
+            shapes |= {f"conv{layer}.weight": (width, before[layer], 4, 4), f"conv{layer}.bias": (width,)}
+        features = before[-1] * (self.side >> len(self.widths)) ** 2
         if self.hidden:
-            params["hidden.weight"] = _glorot((self.hidden, features), rng)
-        return params | {"score.weight": _glorot((1, self.hidden or features), rng), "score.bias": torch.zeros(1)}
+            shapes["hidden.weight"] = (self.hidden, features)
+        return shapes | {"score.weight": (1, self.hidden or features), "score.bias": (1,)}
 
     def score(self, params: Tree, images: torch.Tensor) -> torch.Tensor:
         x = images
@@ -130,6 +131,8 @@ class ConvGenerator:
     classes: int = 0  # a conditional generator is also told which class to draw
 
     def __post_init__(self) -> None:
+        sizes = {"side": self.side, "channels": self.channels, "latent": self.latent, "hidden": self.hidden}
+        check_sizes(self.widths, **sizes, classes=self.classes + 1)  # 0 is none
         _divisible(self.side, len(self.widths) - 1)
 
     @property
@@ -137,20 +140,24 @@ class ConvGenerator:
         return self.side >> (len(self.widths) - 1)
 
     def init(self, seed: int) -> Tree:
-        rng = torch.Generator().manual_seed(seed)
+        return _initialised(self._shapes, seed)
+
+    def fits(self, params: Tree) -> bool:
+        """Whether these are its weights; told from the shapes alone, which may be those of a hostile file."""
+        return fitting(params, self._shapes)
+
+    @property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
         features = self.widths[0] * self._base**2
-        params = {
-            "dense0.weight": _glorot((self.hidden, self.latent + self.classes), rng),
-            "dense0.shift": torch.zeros(self.hidden),
-            "dense1.weight": _glorot((features, self.hidden), rng),
-            "dense1.shift": torch.zeros(features),
+        shapes: dict[str, tuple[int, ...]] = {
+            "dense0.weight": (self.hidden, self.latent + self.classes),
+            "dense0.shift": (self.hidden,),
+            "dense1.weight": (features, self.hidden),
+            "dense1.shift": (features,),
         }
         for layer, (before, width) in enumerate(zip(self.widths, self.widths[1:], strict=False)):
-            params |= {f"up{layer}.weight": _glorot((before, width, 4, 4), rng), f"up{layer}.shift": torch.zeros(width)}
-        return params | {
-            "image.weight": _glorot((self.channels, self.widths[-1], 4, 4), rng),
-            "image.bias": torch.zeros(self.channels),
-        }
+            shapes |= {f"up{layer}.weight": (before, width, 4, 4), f"up{layer}.shift": (width,)}
+        return shapes | {"image.weight": (self.channels, self.widths[-1], 4, 4), "image.bias": (self.channels,)}
 
     def images(self, params: Tree, latents: torch.Tensor) -> torch.Tensor:
         x = _normalised(latents @ params["dense0.weight"].T, params["dense0.shift"])
@@ -347,6 +354,12 @@ def _glorot(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
     field = math.prod(shape[2:])
     limit = math.sqrt(6 / ((shape[0] + shape[1]) * field))
     return torch.rand(shape, generator=rng).mul_(2 * limit).sub_(limit)
+
+
+def _initialised(shapes: dict[str, tuple[int, ...]], seed: int) -> Tree:
+    """Matrices of Glorot's scale, in the order of the shapes; everything else is zero."""
+    rng = torch.Generator().manual_seed(seed)
+    return {name: _glorot(shape, rng) if len(shape) > 1 else torch.zeros(shape) for name, shape in shapes.items()}
 
 
 def _divisible(side: int, halvings: int) -> None:

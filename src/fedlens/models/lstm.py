@@ -11,6 +11,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fedlens import files
+from fedlens.models.sizes import MOST_LAYERS, MOST_SIZE, check_sizes, fitting
 from fedlens.trees import Tree
 
 State = tuple[torch.Tensor, torch.Tensor]  # cells [layers, rows, units], and what they show [layers, rows, shown]
@@ -35,12 +37,13 @@ class LanguageModel:
     tied: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("embedding", "units", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"Expected {name}={getattr(self, name)} >= 1.")
-        if self.projection < 0:
+        check_sizes(embedding=self.embedding, units=self.units, layers=self.layers)
+        if not files.whole(self.projection, 0, MOST_SIZE):
             raise ValueError(f"Expected projection={self.projection} >= 0.")
-        if self.start == self.end or not {self.start, self.end} <= set(range(self.symbols)):
+        if not files.whole(self.symbols, 2, 4 * MOST_SIZE) or self.layers > MOST_LAYERS:
+            raise ValueError(f"Expected 2..{4 * MOST_SIZE} symbols and at most {MOST_LAYERS} layers.")
+        inside = all(files.whole(symbol, 0, self.symbols - 1) for symbol in (self.start, self.end))
+        if self.start == self.end or not inside:
             raise ValueError(
                 f"Expected start={self.start} and end={self.end} to be two of the symbols 0..{self.symbols - 1}."
             )
@@ -93,6 +96,10 @@ class LanguageModel:
         for layer in range(self.layers):
             params[f"layer{layer}.bias"][: self.units] = 1.0
         return params
+
+    def fits(self, params: Tree) -> bool:
+        """Whether these are its weights; told from the shapes alone, which may be those of a hostile file."""
+        return fitting(params, self._shapes)
 
     def loss(self, params: Tree, sequences: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy of all targets in rows of mask 1; 0, with a gradient of 0, if there are none."""

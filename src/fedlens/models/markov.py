@@ -34,8 +34,8 @@ class Markov:
 
     def __post_init__(self) -> None:
         table = self.table
-        sums = table.sum(-1) if table.dim() else table
-        if table.dim() < 2 or set(table.shape) != {SYMBOLS} or not torch.allclose(sums, torch.ones_like(sums)):
+        shaped = table.dtype in (torch.float32, torch.float64) and table.dim() >= 2 and set(table.shape) == {SYMBOLS}
+        if not shaped or not torch.allclose(sums := table.sum(-1), torch.ones_like(sums)):
             raise ValueError(f"Expected a table of {SYMBOLS} symbols in every direction, each row a distribution.")
         if (table < 0).any():
             raise ValueError("Expected probabilities >= 0.")

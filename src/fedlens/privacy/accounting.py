@@ -14,6 +14,8 @@ from fedlens.privacy.plan import Plan
 
 _NO_NOISE = 1e-3  # epsilon would be in the millions: no protection, and not worth computing
 _SEARCHED = 20.0  # how much coarser than the stated epsilon's the grid is while noise is searched for
+_MOST_STEPS = 2**22  # of the grid; what is coarser for it has an epsilon of 400 or more
+_COARSEST = 500.0  # e to the power of the grid is computed: epsilon would be in the millions
 EXACT, PLD = "exact Gaussian (mu-GDP)", "PLD (dp-accounting, pessimistic rounding)"
 Losses = Mapping[Loss, int]  # how often each was suffered
 
@@ -57,7 +59,9 @@ def epsilon_of(suffered: Losses, delta: float, coarse: float = 1.0) -> float:
 def _pld_epsilon(mu: float, sampled: frozenset[tuple[Loss, int]], delta: float, coarse: float) -> float:
     # Losses spread over 1/z^2: a coarser grid keeps weak noise affordable, and rounding stays on the safe side.
     smallest = min(loss.multiplier for loss, _ in sampled)
-    grid = 1e-4 * coarse * max(1.0, smallest**-2, mu**2 / 100)
+    grid = max(1e-4 * coarse * max(1.0, smallest**-2, mu**2 / 100), _spread(sampled) / _MOST_STEPS)
+    if grid > _COARSEST:
+        return math.inf
     with np.errstate(over="ignore"):  # the library then leaves out one of its bounds on the range that holds the mass
         first, *others = [loss.pld(grid).self_compose(count) for loss, count in sampled]
     gaussian = [Gaussian(multiplier=1 / mu).pld(grid)] if mu else []
@@ -65,6 +69,15 @@ def _pld_epsilon(mu: float, sampled: frozenset[tuple[Loss, int]], delta: float, 
     # Transforms round: a power of them is off by about 1e-16 of mass a release, which is taken off delta.
     safe = delta - 1e-16 * sum(count for _, count in sampled)
     return float(whole.get_epsilon_for_delta(safe)) if safe > 0 else math.inf
+
+
+def _spread(sampled: Iterable[tuple[Loss, int]]) -> float:
+    """About how far composed losses reach: a million releases of weak noise would fill all memory on a fine grid."""
+    total = 0.0
+    for loss, count in sampled:
+        rate, square = (1.0 if isinstance(loss, Gaussian) else loss.rate), min(loss.multiplier**-2, 50.0)
+        total += count * rate * min(1.0, rate * math.expm1(square) / square) * loss.multiplier**-2
+    return total
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:

@@ -19,13 +19,19 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from fedlens import files
 from fedlens.privacy.bounds import L2Clip
-from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, _name_of, check_promise
+from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, _name_of, check_promise, read_back
 from fedlens.privacy.sampling import Balanced, Everyone
 
 Array = npt.NDArray[np.float64]
 Row = Any  # an array or a tensor: it adds, subtracts and scales
 _NO_NOISE = 1e-3  # as in `accounting`: under it epsilon would be in the millions
+
+
+# What the search for the heaviest pattern may hold and do: a million releases of independent noise, or 4,000 under a
+# tree that is as long and everyone in every tenth, take seconds and 0.5 GB.
+_MOST_PAIRS, _MOST_STEPS = 2**25, 2**33
 
 
 class Strategy(Protocol):
@@ -188,6 +194,10 @@ class MatrixPlan:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
         for name in ("participations", "separation"):
             _at_least_one(name, getattr(self, name))
+        pairs = max(0, min(self.strategy.reach, self.releases) - self.separation)
+        times = min(self.participations, 1 + (self.releases - 1) // self.separation)
+        if self.releases * pairs > _MOST_PAIRS or self.releases * (pairs + 1) * times > _MOST_STEPS:
+            raise ValueError("Expected fewer releases, bands or participations: the price would take too long.")
         if self._groups > 1 and ((self.slots or 0) < self._groups or self.unit == Unit.EXAMPLE):
             raise ValueError(
                 f"Expected slots={self.slots} >= {self._groups}, of users or silos, in groups that take turns: with"
@@ -281,10 +291,9 @@ class MatrixPlan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "MatrixPlan":
-        strategy, bound = dict(values["strategy"]), dict(values["bound"])
         parts = {
-            "strategy": STRATEGIES[strategy.pop("kind")](**strategy),
-            "bound": BOUNDS[bound.pop("kind")](**bound),
+            "strategy": read_back(STRATEGIES, values["strategy"]),
+            "bound": read_back(BOUNDS, values["bound"]),
             "unit": Unit(values["unit"]),
             "neighbours": Neighbours(values["neighbours"]),
         }
@@ -340,5 +349,7 @@ def _later(values: Array, gap: int) -> Array:
 
 
 def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
+    if not value >= 1:
         raise ValueError(f"Expected {name}={value} >= 1.")
+    if not files.whole(value, 1, 2**53):
+        raise ValueError(f"Expected {name}={value} as a whole number.")

@@ -10,9 +10,13 @@ import json
 import math
 from typing import Any
 
+from fedlens import files
 from fedlens.privacy.bounds import L2Clip, RowClip, TopKSign, UpdateAndBit
 from fedlens.privacy.losses import Loss
 from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson
+
+MOST_NOISE = 1e12  # beyond, squares of it leave no digit of anything else
+MOST_RELEASES = 2**20  # a plan's price is computed for all of them
 
 
 class Unit(enum.StrEnum):
@@ -122,10 +126,9 @@ class Plan:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        sampling, bound = dict(values["sampling"]), dict(values["bound"])
         return cls(
-            sampling=SAMPLERS[sampling.pop("kind")](**sampling),
-            bound=BOUNDS[bound.pop("kind")](**bound),
+            sampling=read_back(SAMPLERS, values["sampling"]),
+            bound=read_back(BOUNDS, values["bound"]),
             noise_multiplier=values["noise_multiplier"],
             releases=values["releases"],
             expected_contributors=values["expected_contributors"],
@@ -141,10 +144,25 @@ def check_promise(noise_multiplier: float, releases: int, expected_contributors:
     """What every plan promises must make sense, whatever its noise looks like."""
     if not (noise_multiplier >= 0 and math.isfinite(noise_multiplier)):
         raise ValueError(f"Expected noise_multiplier={noise_multiplier} >= 0 and finite.")
-    if releases < 1:
+    if noise_multiplier > MOST_NOISE:
+        raise ValueError(f"Expected noise_multiplier={noise_multiplier} <= {MOST_NOISE:g}.")
+    if not releases >= 1:
         raise ValueError(f"Expected releases={releases} >= 1.")
+    if not files.whole(releases, 1, MOST_RELEASES):
+        raise ValueError(f"Expected releases={releases} as a whole number <= {MOST_RELEASES}.")
     if not (expected_contributors > 0 and math.isfinite(expected_contributors)):
         raise ValueError(f"Expected expected_contributors={expected_contributors} > 0 and finite.")
+
+
+def read_back(kinds: dict[str, Any], values: dict[str, Any]) -> Any:
+    """One of the kinds from its plain values, which may come from anybody's file: each of the type it should have."""
+    given = dict(values)
+    kind = kinds[given.pop("kind")]
+    tests = {int: lambda value: files.whole(value, 0, 2**53), float: files.finite, bool: lambda v: type(v) is bool}
+    for field in dataclasses.fields(kind):
+        if field.name in given and not tests[field.type](given[field.name]):  # type: ignore[index]
+            raise ValueError(f"Expected {field.name} as another kind of value in a plan.")
+    return kind(**given)
 
 
 def _name_of(value: object, kinds: dict[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """PRIVATE. idx files, as MNIST has them, with a file of writer ids."""
 
-import gzip
 import math
 import pathlib
 import struct
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens import arrayfiles
 from fedlens.population import DataError
 from fedlens.readers.parts import (
     SIDE,
@@ -23,6 +23,7 @@ from fedlens.readers.parts import (
     number_of,
     numbered,
     rows_at_once,
+    unzipped,
     whole,
 )
 
@@ -43,7 +44,7 @@ def idx(source: Path, users: Path, labels: Path) -> Source:
 
 
 def _idx_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Part]:
-    with whole("idx", paths[0]), _unzipped(paths[0]) as file:
+    with whole("idx", paths[0]), unzipped(paths[0]) as file:
         dtype, shape = _header(file, paths[0])
     first, step = 0, rows_at_once(math.prod(shape[1:]) * dtype.itemsize)
     for images, labels, ids in zip(*(_rows(path, step) for path in paths), strict=True):
@@ -64,7 +65,7 @@ def _unique(ids: np.ndarray, path: pathlib.Path, **more: bool) -> tuple[list[Any
 def _row_count(path: pathlib.Path) -> int:
     if path.suffix == ".npy":
         return len(_npy(path))
-    with whole("idx", path), _unzipped(path) as file:
+    with whole("idx", path), unzipped(path) as file:
         return _header(file, path)[1][0]
 
 
@@ -74,7 +75,7 @@ def _rows(path: pathlib.Path, step: int) -> Iterator[np.ndarray]:
         array = _npy(path)
         yield from (np.asarray(array[start : start + step]) for start in range(0, len(array), step))
         return
-    with whole("idx", path), _unzipped(path) as file:
+    with whole("idx", path), unzipped(path) as file:
         dtype, (count, *shape) = _header(file, path)
         for start in range(0, count, step):
             rows = min(step, count - start)
@@ -89,17 +90,13 @@ def _header(file: Any, path: pathlib.Path) -> tuple[np.dtype, list[int]]:
     if zero or code not in _IDX_TYPES or dimensions < 1:
         raise DataError(f"Expected an idx header in {path.name}; it has another.")
     shape = np.frombuffer(file.read(4 * dimensions), ">u4", dimensions).tolist()
-    if math.prod(shape[1:]) > 4 * SIDE**2:
+    if not 1 <= math.prod(shape[1:]) <= 4 * SIDE**2:  # rows of nothing could be any number
         raise DataError(f"Expected images of at most {SIDE} x {SIDE} pixels in {path.name}.")
     return np.dtype(_IDX_TYPES[code]), shape
 
 
-def _unzipped(path: pathlib.Path) -> Any:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-
-
 def _npy(path: pathlib.Path) -> np.ndarray:
     with whole(".npy", path):
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array = arrayfiles.mapped(path)
         len(array)  # a single number has none, and is no column
         return array

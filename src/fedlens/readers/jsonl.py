@@ -1,6 +1,5 @@
 """PRIVATE. Lines of JSON: a user and its sentences, or one sentence of a user, in each."""
 
-import gzip
 import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -8,7 +7,7 @@ from typing import Any
 
 from fedlens.population import DataError
 from fedlens.readers.json_pieces import Json
-from fedlens.readers.parts import Path, Place, Sentences, files_of, rows_at_once, whole
+from fedlens.readers.parts import Path, Place, Sentences, files_of, rows_at_once, unzipped, whole
 from fedlens.readers.sentences import ID_LENGTH, Found, Head, as_text, check_names, gathered
 from fedlens.words import SENTENCE_BYTES
 
@@ -25,7 +24,7 @@ def jsonl(source: Path, users: str = "user", sentences: str = "text", attributes
 
 
 def _lines(path: pathlib.Path, names: Sequence[str], sentences: str) -> Iterator[Found]:
-    with whole("gzip" if path.suffix == ".gz" else "text", path), _unzipped(path) as file:
+    with whole("gzip" if path.suffix == ".gz" else "text", path), unzipped(path) as file:
         json = Json(file, path.name, spaces=" \t\r")
         for line in itertools.count(1):
             json.where = f"{path.name}, line {line}"
@@ -74,7 +73,3 @@ def _user(json: Json, name: str) -> str | int:
     if len(user) > ID_LENGTH:
         raise DataError(f"Expected user ids of at most {ID_LENGTH} characters; that of {json.where} is longer.")
     return user
-
-
-def _unzipped(path: pathlib.Path) -> Any:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")

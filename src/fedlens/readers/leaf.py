@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens import files
 from fedlens.population import DataError
 from fedlens.readers.json_pieces import Json
 from fedlens.readers.parts import (
@@ -30,21 +31,22 @@ from fedlens.readers.parts import (
 from fedlens.readers.sentences import ID_LENGTH, Found, as_text, gathered
 from fedlens.words import SENTENCE_BYTES
 
+_MOST = 2**31  # bytes of one file of images: in memory it takes about eight times as many
 _FRAME = {"<BOS>", "<EOS>", "<PAD>"}  # with which LEAF fills Reddit's comments up to pieces of ten tokens
 
 
 def leaf(source: Path) -> Source:
     """LEAF's JSON: one file or a folder of them, each of which fits into memory; a user may be in several."""
-    files = files_of(source, ".json")
+    paths = files_of(source, ".json")
     counts: Counter[Any] = Counter()
-    for key, held in itertools.chain.from_iterable(map(_leaf_users, files)):
+    for key, held in itertools.chain.from_iterable(map(_leaf_users, paths)):
         counts[key] += len(held["y"])
     numbers = numbered(counts, pathlib.Path(source).name)
-    return Source(lengths(counts, numbers), _leaf_parts(files, numbers))
+    return Source(lengths(counts, numbers), _leaf_parts(paths, numbers))
 
 
-def _leaf_parts(files: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Part]:
-    for file in files:
+def _leaf_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Part]:
+    for file in paths:
         for key, held in _leaf_users(file):
             user = number_of(numbers, key, Place(file.name))
             place = Place(file.name, 0, user)
@@ -56,7 +58,7 @@ def _leaf_parts(files: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[
 
 def _leaf_users(file: pathlib.Path) -> Iterator[tuple[str, dict[str, list[Any]]]]:
     with whole("JSON", file):
-        about = json.loads(file.read_bytes())
+        about = json.loads(files.content(file, _MOST, DataError))
     if not isinstance(about, dict) or not isinstance(data := about.get("user_data"), dict):
         raise DataError(f"Expected users and user_data in {file.name}.")
     users = about.get("users")
@@ -93,8 +95,8 @@ def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
 
 def leaf_text(source: Path) -> Sentences:
     """LEAF's JSON of text: one file or a folder of them, of any size; `x` lists strings, tokens or pieces of tokens."""
-    files = files_of(source, ".json")
-    return gathered(lambda: itertools.chain.from_iterable(map(_found, files)), pathlib.Path(source).name)
+    paths = files_of(source, ".json")
+    return gathered(lambda: itertools.chain.from_iterable(map(_found, paths)), pathlib.Path(source).name)
 
 
 def _found(path: pathlib.Path) -> Iterator[Found]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens import files
 from fedlens.population import DataError
 from fedlens.readers.parts import (
     Part,
@@ -29,26 +30,28 @@ from fedlens.readers.parts import (
 )
 from fedlens.readers.sentences import AT_ONCE, Found, as_text, as_whole, check_names, gathered
 
+_LIMITS = {"thrift_string_size_limit": 2**24, "thrift_container_size_limit": 2**20}  # of what the footer declares
+
 
 def parquet(source: Path, users: str = "user", images: str = "image", labels: str = "label") -> Source:
     """One file or a folder of them; images as PNG bytes, {bytes: ...} or lists of numbers; rows in any order."""
     with needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401
-    files = files_of(source, ".parquet")
+    paths = files_of(source, ".parquet")
     counts: Counter[Any] = Counter()
-    for file in files:
+    for file in paths:
         for place, batch in _batches(file, [users], [users, images, labels]):
             with whole("parquet", file):
                 keys, codes = _encoded(batch.column(0), place)
             counts.update(dict(zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True)))
     numbers = numbered(counts, pathlib.Path(source).name)
-    return Source(lengths(counts, numbers), _parquet_parts(files, numbers, users, images, labels))
+    return Source(lengths(counts, numbers), _parquet_parts(paths, numbers, users, images, labels))
 
 
 def _parquet_parts(
-    files: list[pathlib.Path], numbers: dict[Any, int], users: str, images: str, labels: str
+    paths: list[pathlib.Path], numbers: dict[Any, int], users: str, images: str, labels: str
 ) -> Iterator[Part]:
-    for file in files:
+    for file in paths:
         for place, batch in _batches(file, [users, images, labels], [users, images, labels]):
             with whole("parquet", file):
                 keys, codes = _encoded(batch.column(users), place)
@@ -63,7 +66,8 @@ def _batches(
     import pyarrow.parquet as pq
 
     # Small buffers: without them a row group's column is read whole, however large it is.
-    with whole("parquet", file), pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False) as opened:
+    with whole("parquet", file), pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False, **_LIMITS) as opened:
+        _check_declared(opened.metadata, file)
         there = opened.schema_arrow.names
         if missing := [column for column in needed if column not in there]:
             raise DataError(f"Expected {', '.join(missing)} in {file.name}; it holds {', '.join(there)}.")
@@ -72,6 +76,14 @@ def _batches(
         for batch in opened.iter_batches(step, columns=columns, use_threads=False):
             yield Place(file.name, first), batch
             first += batch.num_rows
+
+
+def _check_declared(about: Any, file: pathlib.Path) -> None:
+    groups = (about.row_group(number) for number in range(about.num_row_groups))
+    declared = sum(
+        group.column(place).total_uncompressed_size for group in groups for place in range(about.num_columns)
+    )
+    files.check_declared(max(declared, about.num_rows), file.stat().st_size, file.name, DataError)
 
 
 def _encoded(column: Any, place: Place) -> tuple[list[Any], np.ndarray]:
@@ -146,10 +158,10 @@ def parquet_text(
     with needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401
     check_names(attributes, users, sentences)
-    files = files_of(source, ".parquet")
+    paths = files_of(source, ".parquet")
 
     def found() -> Iterator[Found]:
-        return itertools.chain.from_iterable(_found(file, users, sentences, attributes) for file in files)
+        return itertools.chain.from_iterable(_found(file, users, sentences, attributes) for file in paths)
 
     return gathered(found, pathlib.Path(source).name, attributes)
 
@@ -172,7 +184,9 @@ def _at_once(file: pathlib.Path) -> int:
     import pyarrow.parquet as pq
 
     with whole("parquet", file):
-        about = pq.read_metadata(file)
+        with pq.ParquetFile(file, **_LIMITS) as opened:
+            about = opened.metadata
+        _check_declared(about, file)
         groups = [about.row_group(number) for number in range(about.num_row_groups)]
         longest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
     return min(AT_ONCE, rows_at_once(longest))

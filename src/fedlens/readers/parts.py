@@ -1,14 +1,17 @@
 """PRIVATE. What all readers share: parts of a source, images and labels made sure of, keys, damaged files."""
 
 import contextlib
+import gzip
 import io
 import math
+import os
 import pathlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedlens import files
 from fedlens.population import DataError
 
 Path = pathlib.Path | str
@@ -84,7 +87,7 @@ def _one_png(image: Any, where: str) -> np.ndarray:
             if opened.width != opened.height or opened.width > SIDE:
                 raise DataError(f"Expected square images of at most {SIDE} pixels a side; {where} is none.")
             return np.asarray(opened.convert("L"))
-    except (DataError, MemoryError):
+    except DataError:
         raise
     except Exception:  # Pillow raises a dozen kinds for damaged files, some with bytes of the file in the text
         raise DataError(f"Expected a whole PNG; {where} is cut short or damaged.") from None
@@ -92,7 +95,7 @@ def _one_png(image: Any, where: str) -> np.ndarray:
 
 def as_bytes(array: np.ndarray, place: Place) -> np.ndarray:
     """Bytes [n, 1, side, side] of bytes, whole numbers in 0..255 or floats in 0..1."""
-    side = _side(array.shape[1:], place) if len(array) else 0
+    side = as_side(array.shape[1:], place) if len(array) else 0
     if array.dtype.kind not in "uif":
         raise DataError(f"Expected pixels as numbers in {place.file}, got {array.dtype}.")
     top = 1 if array.dtype.kind == "f" else 255
@@ -104,7 +107,7 @@ def as_bytes(array: np.ndarray, place: Place) -> np.ndarray:
     return array.astype(np.uint8, copy=False).reshape(len(array), 1, side, side)
 
 
-def _side(shape: Sequence[int], place: Place) -> int:
+def as_side(shape: Sequence[int], place: Place) -> int:
     if len(shape) == 3 and 1 not in (shape[0], shape[-1]) and {3, 4} & {shape[0], shape[-1]}:
         raise DataError(f"Expected grey images; {place.at(0)} has colour.")
     if len(shape) == 3 and 1 in (shape[0], shape[-1]):
@@ -171,14 +174,38 @@ def files_of(source: Path, *suffixes: str) -> list[pathlib.Path]:
 @contextlib.contextmanager
 def whole(kind: str, path: pathlib.Path) -> Iterator[None]:
     """Says of whatever goes wrong with a file that it is damaged: what libraries say may quote the file."""
+    told = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
     try:
-        yield
-    except (DataError, MemoryError):
-        raise
+        with files.damage(told, DataError):
+            yield
     except FileNotFoundError:
         raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except Exception:
-        raise DataError(f"Expected a whole {kind} file in {path.name}; it is cut short or damaged.") from None
+    except OSError:  # gzip says so of what it cannot read
+        raise DataError(told) from None
+
+
+@contextlib.contextmanager
+def unzipped(path: pathlib.Path) -> Iterator[Any]:
+    """A file to `read` from; one that is zipped gives only as much as its size makes plausible."""
+    with path.open("rb") as file:
+        if path.suffix != ".gz":
+            yield file
+            return
+        with gzip.open(file) as inner:
+            yield _Unzipped(inner, path.name, os.fstat(file.fileno()).st_size)
+
+
+class _Unzipped:
+    """What comes out of a zipped file, counted."""
+
+    def __init__(self, file: Any, name: str, size: int) -> None:
+        self._file, self._name, self._size, self._given = file, name, size, 0
+
+    def read(self, most: int) -> bytes:
+        piece: bytes = self._file.read(most)
+        self._given += len(piece)
+        files.check_declared(self._given, self._size, self._name, DataError)
+        return piece
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from fedlens.readers.parts import Place, Rows, Sentences, lengths, number_of, nu
 from fedlens.words import SENTENCE_BYTES, as_row
 
 AT_ONCE = 16  # sentences of unknown length that are read together
+MOST_SENTENCE = 2**20  # bytes of one that is read whole, before it is cut: a hostile one must not take all memory
 ID_LENGTH = 1000  # characters of a user id, at most
 _RESERVED = ("text", "x", "mask", "offsets")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlens.population import DataError
 from fedlens.readers.parts import Path, Place, Sentences, whole
-from fedlens.readers.sentences import Found, as_text, check_names, gathered
+from fedlens.readers.sentences import MOST_SENTENCE, Found, as_text, check_names, gathered
 
 _Value = int | memoryview
 _COLUMNS = ("client_id", "split_name", "serialized_example_proto")
@@ -30,6 +30,8 @@ def sqlite(
 def _examples(path: pathlib.Path, sentences: str, attributes: Sequence[str], split: str | None) -> Iterator[Found]:
     address = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
     with whole("SQLite", path), contextlib.closing(sqlite3.connect(address, uri=True)) as database:
+        database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_SENTENCE)  # a longer blob is an error before it is read
+        database.execute("PRAGMA trusted_schema = OFF")
         _check_table(database, path)
         query = "SELECT client_id, serialized_example_proto FROM examples"
         chosen = database.execute(*((query,) if split is None else (f"{query} WHERE split_name = ?", (split,))))
@@ -48,6 +50,10 @@ def _check_table(database: sqlite3.Connection, path: pathlib.Path) -> None:
     there = [name for _, name, *_ in database.execute("PRAGMA table_info(examples)")]
     if missing := [name for name in _COLUMNS if name not in there]:
         raise DataError(f"Expected {', '.join(missing)} in the table examples of {path.name}.")
+    # A view could be a query without an end.
+    plain = "SELECT count(*) FROM sqlite_master WHERE name = 'examples' AND type = 'table' AND sql LIKE 'CREATE TABLE%'"
+    if database.execute(plain).fetchone() != (1,):
+        raise DataError(f"Expected a plain table examples in {path.name}; it is something else.")
     ((page,),) = database.execute("PRAGMA page_size")
     if path.stat().st_size % page:  # SQLite itself takes what is missing of the last page for zeros
         raise EOFError
