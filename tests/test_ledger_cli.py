@@ -602,7 +602,7 @@ def test_a_ledger_of_a_newer_version_is_a_clear_error(book, recipe, out):
     raw(book, "update about set version = 9")
     before = entries(book)
     for command in (["ledger", "show"], ["ledger", "init", *BUDGET], ["plan", recipe], ["run", recipe, "--out", out]):
-        failed(2, "version 2, found 9.*newer", *command, "--ledger", book)
+        failed(2, "version 3, found 9.*newer", *command, "--ledger", book)
     assert (entries(book), out.exists()) == (before, False)
 
 
