@@ -98,6 +98,13 @@ class Learning:
         """SHA-256 of all settings: what a reviewer approves."""
         return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def text(self) -> str:
+        """The same, for a reviewer to read: one setting a line, as in a recipe."""
+        settings = {"algorithm": "heavy words", **dataclasses.asdict(self)}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
+        return "\n".join([*lines, ""])
+
     def account(self, run: str, simulated: bool) -> Account:
         return Account(run=run, population=self.name, partition=run, simulated=simulated)
 
@@ -203,7 +210,7 @@ def _released(asked: Learning, run: str, book: Ledger, randomness: Randomness, d
 def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
     """What stands beside the list, so that its price can be computed again, alone and jointly with models."""
     settings = dataclasses.asdict(asked)
-    return provenance(spending, asked.delta) | {"settings": settings, "ledger_head": book.head()}
+    return provenance(spending, asked.delta) | {"settings": settings, "ledger_head": book.pin()}
 
 
 def _rows(asked: Learning) -> Population:

@@ -544,11 +544,11 @@ class Ledger:
             self._by_any_reviewer("the choice of a witness")
             witness, head = Witness(address, create=True), about(self._store)
             if head[0]:  # it must know the ledger before the ledger names it: one that does not was lost, or exchanged
-                self._must_hold(witness.last(self._identity()), witness)
-                witness.keep(self._identity(), head)
+                self._must_hold(witness.last(self.identity()), witness)
+                witness.keep(self.identity(), head)
             self._append("witness", "", body={"to": address, "lost": lost})
             if not head[0]:
-                witness.keep(self._identity(), about(self._store))
+                witness.keep(self.identity(), about(self._store))
         with self._booking():
             pass  # the witness sees the entry that names it
 
@@ -568,7 +568,7 @@ class Ledger:
             self._checked_witness(reachable=True)
             yield
             witness, head = self._named_witness(reachable=True), about(self._store)
-            identity = self._identity()
+            identity = self.identity()
         if witness:
             witness.keep(identity, head)
             if (last := witness.last(identity)) and last[0] > head[0]:  # somebody else was faster: on the same ledger?
@@ -609,7 +609,7 @@ class Ledger:
 
     def _seen(self, witness: Witness, keep: bool = True) -> None:
         """Refuses a ledger that does not hold what its witness saw."""
-        identity, head = self._identity(), about(self._store)
+        identity, head = self.identity(), about(self._store)
         last = witness.last(identity)
         if last is None:
             raise put_back(witness.address, head[0])
@@ -618,10 +618,17 @@ class Ledger:
             witness.keep(identity, head)
 
     def _must_hold(self, seen: Place | None, witness: Witness) -> None:
-        if seen and self._store.rows("select hash from entries where id = ?", (seen[0],)) != [(seen[1],)]:
+        if seen and not self.holds(seen):
             raise put_back(witness.address, seen[0])
 
-    def _identity(self) -> str:
+    def holds(self, place: Place) -> bool:
+        """Whether this very entry is in the ledger."""
+        number, digest = place
+        if not 0 < number < _MOST:
+            return False
+        return self._store.rows("select hash from entries where id = ?", (number,)) == [(digest,)]
+
+    def identity(self) -> str:
         """By which a ledger is told from others: the hash of its first entry; empty while there is none."""
         found = self._store.rows("select hash from entries where id = 1")
         return str(found[0][0]) if found else ""
@@ -750,7 +757,7 @@ class Ledger:
 
     def pin(self) -> Head:
         """The head and, by the hash of its first entry, which ledger it is of: what files carry in their headers."""
-        return *about(self._store), self._identity()
+        return *about(self._store), self.identity()
 
     def entries(self) -> Iterator[Entry]:
         """All of them, in the order of their numbers, whatever gaps there are and whatever they hold."""
@@ -793,7 +800,7 @@ class Ledger:
             if self._pinned and self._pinned != address:
                 return [], [f"the ledger does not name the witness {self._pinned}: it was put back to a time before"]
             witness = self._named_witness(reachable=True)
-            seen = witness.heads(self._identity()) if witness else []
+            seen = witness.heads(self.identity()) if witness else []
         except (LedgerError, ValueError) as error:
             return [], [f"the witness cannot tell: {error}"]
         unknown = [f"the witness at {address} knows nothing of this ledger"] if witness and not seen else []
@@ -827,6 +834,7 @@ class Ledger:
             used = ", ".join(
                 f"{stage['released']} of {stage['plan']['releases']} {stage['stage']}" for stage in run["stages"]
             )
+            run["released"] = sum(stage["released"] for stage in run["stages"])
             state = "closed" if run["closed"] else "open"
             run["told"] = f"{used} releases, {state}{', SIMULATED (free)' if run['simulated'] else ''}"
         return list(found.values())

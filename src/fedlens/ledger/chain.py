@@ -18,6 +18,7 @@ KINDS = "budget", "register", "request", "review", "reserve", "release", "close"
 # What a run books while it reads private data. To the second, the times would tell how long each release took, and
 # thereby how many users were in it.
 BY_DAY = "release", "close"
+_NAMED = 3  # heads that are missing, one by one
 # What reading an edited entry may end in.
 DAMAGE = ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError
 
@@ -92,8 +93,10 @@ def problems(
         previous, number, at = entry.hash, entry.id, max(at, entry.at)
     if head != (number, previous):
         yield f"entries after {number} are missing"
-    for later in sorted(found for found in kept if found > number):
-        yield f"entry {later}, written down elsewhere, is missing"
+    missing = sorted(found for found in kept if found > number)
+    yield from (f"entry {later}, written down elsewhere, is missing" for later in missing[:_NAMED])
+    if rest := missing[_NAMED:]:
+        yield f"{len(rest)} more heads that were written down elsewhere, up to entry {rest[-1]}, are missing"
 
 
 def root(run: str) -> str:
