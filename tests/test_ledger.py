@@ -286,7 +286,7 @@ def test_processes_that_race_for_the_last_releases_never_exceed_the_plan(address
 def test_another_version_is_refused(address):
     Ledger(address)
     raw(address, "update about set version = 99")
-    with pytest.raises(ValueError, match=r"version 2, found 99.* newer"):
+    with pytest.raises(ValueError, match=r"version 3, found 99.* newer"):
         Ledger(address)
 
 

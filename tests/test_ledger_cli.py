@@ -18,7 +18,7 @@ from fedlens.ledger import Ledger, is_remote
 from fedlens.recipes import Recipe
 
 TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
-COMMANDS = ["init", "show", "request", "review", "approve", "reject", "close", "verify", "key"]
+COMMANDS = ["init", "show", "request", "review", "approve", "reject", "close", "verify", "witness", "key"]
 BUDGET = ["--population", "digits", "--epsilon", 10, "--delta", 1e-5]
 
 
@@ -147,7 +147,7 @@ def test_a_budget_that_means_nothing_is_refused_and_no_ledger_is_made(tmp_path, 
 def test_show_tells_what_was_spent_by_whom_on_what_and_what_is_left(book, recipe, out, paused):
     run(recipe, out, book, "--why", "to look")
     told = answer("ledger", "show", "--ledger", book)
-    assert told.keys() == {"populations", "runs", "entries", "head"}
+    assert told.keys() == {"populations", "runs", "entries", "head", "witness"}
     (population,) = told["populations"]
     assert population.keys() == {"population", "budget", "spent", "spent_and_reserved", "runs"}
     assert (population["population"], population["spent"], population["runs"]) == ("digits", None, 1)
@@ -173,7 +173,8 @@ def test_show_tells_what_was_spent_by_whom_on_what_and_what_is_left(book, recipe
 
 def test_show_of_an_empty_ledger_says_so(address):
     Ledger(address)
-    assert answer("ledger", "show", "--ledger", address) == {"populations": [], "runs": [], "entries": 0, "head": ""}
+    told = {"populations": [], "runs": [], "entries": 0, "head": "", "witness": None}
+    assert answer("ledger", "show", "--ledger", address) == told
     assert fedlens("ledger", "show", "--ledger", address).out.startswith("0 entries")
 
 
@@ -328,7 +329,7 @@ def unapproved(told, recipe, out, book, *options):
 def test_request_review_approve_run(guarded, recipe, out):
     unapproved("no request for it", recipe, out, guarded)
     told = answer("ledger", "request", recipe, "--ledger", guarded, "--who", "Ada", "--why", "to look")
-    assert told == {"number": 2, "recipe": Recipe.open(recipe).digest}
+    assert (told["number"], told["recipe"], told["fits"]) == (2, Recipe.open(recipe).digest, True)
     unapproved("request 2 waits for review", recipe, out, guarded)
     (request,) = answer("ledger", "review", "--ledger", guarded)["requests"]
     assert (request["number"], request["name"], request["who"], request["why"]) == (2, "tiny", "Ada", "to look")
@@ -337,16 +338,18 @@ def test_request_review_approve_run(guarded, recipe, out):
     assert answer("ledger", "approve", 2, "--note", "go", "--who", "Ben", "--ledger", guarded) == {
         "number": 2,
         "approved": True,
+        "fits": True,
     }
     listed = fedlens("ledger", "review", "--ledger", guarded).out
-    assert listed == "2: tiny on digits by Ada: approved by Ben (go); why: to look\n"
+    assert listed.splitlines()[0] == "2: tiny on digits by Ada: approved by Ben (go); why: to look"
     assert run(recipe, out, guarded).code == 0
     assert answer("ledger", "verify", "--ledger", guarded, "--runs", out)["problems"] == []
 
 
 def test_a_rejected_request_cannot_be_run_and_the_note_tells_why(guarded, recipe, out):
     answer("ledger", "request", recipe, "--ledger", guarded)
-    assert answer("ledger", "reject", 2, "--note", "too dear", "--ledger", guarded) == {"number": 2, "approved": False}
+    told = answer("ledger", "reject", 2, "--note", "too dear", "--ledger", guarded)
+    assert (told["number"], told["approved"]) == (2, False)
     unapproved("request 2 was rejected: too dear", recipe, out, guarded)
     failed(2, "reviewed already", "ledger", "approve", 2, "--ledger", guarded)
 
@@ -487,7 +490,8 @@ def test_verify_of_a_whole_ledger_prints_the_head_to_write_down(book, recipe, ou
     assert run(recipe, out, book).code == 0
     told = answer("ledger", "verify", "--ledger", book, "--runs", out)
     number, head = Ledger(book).head()
-    assert told == {"problems": [], "entries": number, "head": head, "models": 1}
+    known = {"problems": [], "entries": number, "head": head, "models": 1}
+    assert told == known | {"of_other_ledgers": 0, "witness": None}
     text = fedlens("ledger", "verify", "--ledger", book, "--runs", out).out
     assert text == f"ok: {number} entries, 1 models, head {number}:{head}\n"
     written_down = text.rpartition(" ")[2].strip()
@@ -602,7 +606,7 @@ def test_a_ledger_of_a_newer_version_is_a_clear_error(book, recipe, out):
     raw(book, "update about set version = 9")
     before = entries(book)
     for command in (["ledger", "show"], ["ledger", "init", *BUDGET], ["plan", recipe], ["run", recipe, "--out", out]):
-        failed(2, "version 2, found 9.*newer", *command, "--ledger", book)
+        failed(2, "version 3, found 9.*newer", *command, "--ledger", book)
     assert (entries(book), out.exists()) == (before, False)
 
 
@@ -758,7 +762,8 @@ def test_neither_the_ledger_nor_what_is_said_about_it_holds_an_id_a_count_or_a_p
     numbers = re.compile(r"(?<![\w.:-])(61|427)(?![\w.:+-])")
     for where in (held, " ".join(said)):
         assert SECRET[:6] not in where
-        assert str(tmp_path) not in where
+        # A request holds the recipe as the modeler wrote it, for whoever reviews it: with the path that stands there.
+        assert str(tmp_path) not in where.replace(f"{tmp_path}/crowd.npz", "")
         assert not numbers.search(where)
     if not is_remote(address):
         assert SECRET[:6].encode() not in pathlib.Path(address).read_bytes()

@@ -280,7 +280,7 @@ def _train(batch: dict[str, list[_Job]], out: pathlib.Path, device: str, say: Ca
             say(f"{len(doors)} models together: round {done} after {time.perf_counter() - started:.1f} s")
     for (jobs, run), state in zip(asked, states, strict=True):
         recipe = jobs[0].trial.recipe
-        model = model_of(recipe, jobs[0].trial.side, state, book.spending(run), book.head())
+        model = model_of(recipe, jobs[0].trial.side, state, book.spending(run), book.pin())
         drawn: Samples | Texts
         if isinstance(model, TextModel) and recipe.text:
             model.save(jobs[0].trial.model_file(out))

@@ -333,7 +333,7 @@ class Run:
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
         own = book.spending(f"{self.name}/{selection}")
-        return run_reports.model_of(self.recipe, selection, state, own, book.head())
+        return run_reports.model_of(self.recipe, selection, state, own, book.pin())
 
     def _rounds(
         self, states: Iterator[Tree], state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher

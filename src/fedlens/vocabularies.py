@@ -120,6 +120,13 @@ class Learning:
         told = {key: value for key, value in dataclasses.asdict(self).items() if key not in other}
         return told | {"data": self.name}
 
+    @property
+    def text(self) -> str:
+        """The same, for a reviewer to read: one setting a line, as in a recipe."""
+        settings = {"algorithm": "vocabulary", **self.settings}
+        lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items() if value is not None]
+        return "\n".join([*lines, ""])
+
     def account(self, run: str, simulated: bool) -> Account:
         return Account(run=run, population=self.name, partition=run, simulated=simulated)
 
@@ -246,7 +253,7 @@ def _released(asked: Learning, source: Data, run: str, book: Ledger, randomness:
 
 def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
     """What stands beside the list, so that its price can be computed again, alone and jointly with models."""
-    return provenance(spending, asked.delta) | {"settings": asked.settings, "ledger_head": book.head()}
+    return provenance(spending, asked.delta) | {"settings": asked.settings, "ledger_head": book.pin()}
 
 
 def _rows(asked: Learning, source: Data) -> Population:

@@ -12,7 +12,7 @@ import fedlens
 from fedlens.cli.account import account_app
 from fedlens.cli.data import data_app
 from fedlens.cli.ledger import ledger_app
-from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE
+from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE, shown
 from fedlens.cli.primary import primary_app
 from fedlens.cli.reproduce import reproduce_app
 from fedlens.cli.runs import runs_app
@@ -66,5 +66,5 @@ def main() -> None:
 
 
 def _fail(message: str, code: int) -> None:
-    print(message, file=sys.stderr)
+    print("\n".join(map(shown, message.split("\n"))), file=sys.stderr)
     sys.exit(code)

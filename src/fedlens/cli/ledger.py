@@ -1,14 +1,29 @@
 """`fedlens ledger`: budgets, requests, reviews, and whether the books are whole."""
 
-import contextlib
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import DEFAULT_BOOK, FAILED, Book, Json, Key, Out, RecipeFile, Sets, Who, Why, ledger_at, say
+from fedlens.cli.headers import checked_files
+from fedlens.cli.options import (
+    DEFAULT_BOOK,
+    FAILED,
+    OVER_BUDGET,
+    Book,
+    Json,
+    Key,
+    Out,
+    RecipeFile,
+    Sets,
+    Who,
+    Why,
+    ledger_at,
+    say,
+    shown,
+)
 
 if TYPE_CHECKING:
     from fedlens.ledger import Ledger
@@ -53,7 +68,7 @@ def ledger_init(
     if size is not None and delta > 1 / size:
         print(f"warning: delta {delta:g} is above 1/{size}: one whole record may be published", file=sys.stderr)
     book_at(ledger, who, key, create=True).set_budget(budget, why)
-    say(budget.to_dict(), f"{population}: {budget.text}", as_json)
+    say(budget.to_dict(), shown(f"{population}: {budget.text}"), as_json)
 
 
 @ledger_app.command("show")
@@ -68,12 +83,14 @@ def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
         "runs": runs,
         "entries": number,
         "head": head,
+        "witness": book.witness(),
     }
     lines = []
     for name in book.populations():
         lines += [line for standing in standings if standing.population == name for line in standing.lines()]
         lines += [*_run_lines(runs, name), ""]
-    say(answer, "\n".join([*lines, f"{number} entries, head {head[:16]}"]), as_json)
+    seen = f", seen by the witness at {book.witness()}" if book.witness() else ""
+    say(answer, _text([*lines, f"{number} entries, head {head[:16]}{seen}"]), as_json)
 
 
 @ledger_app.command("request")
@@ -87,24 +104,37 @@ def ledger_request(
     as_json: Json = False,
 ) -> None:
     """Ask for the leave to run a recipe, as it is now."""
-    from fedlens.recipes import Recipe
+    from fedlens.recipes import Recipe, to_toml
 
     parsed = Recipe.open(recipe, sets or [])
-    items = parsed.items(parsed.name, simulated=False)
-    number = book_at(ledger, who, key).request(parsed.name, items, recipe=parsed.digest, why=why)
-    say({"number": number, "recipe": parsed.digest}, f"Request {number} waits for review.", as_json)
+    items, book = parsed.items(parsed.name, simulated=False), book_at(ledger, who, key)
+    told: dict[str, Any] = {"recipe": parsed.digest, "why": why, "text": to_toml(parsed), "delta": parsed.privacy.delta}
+    say_request(book, book.request(parsed.name, items, **told), as_json)
+
+
+def say_request(book: "Ledger", number: int, as_json: bool) -> None:
+    """A request that does not fit is kept, for a budget may be raised; but who asks is told at once."""
+    weighed = book.weighed(number)
+    say(weighed.to_dict(), _text([f"Request {number} waits for review.", *weighed.lines()[1:]]), as_json)
+    if not weighed.fits:
+        raise typer.Exit(OVER_BUDGET)
 
 
 @ledger_app.command("review")
-def ledger_review(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
-    """All requests, and what became of them."""
-    requests = book_at(ledger).requests()
-    lines = [
-        f"{r['number']}: {r['name']} on {r['population']} by {r['who']}: {r['verdict']}"
-        + (f"; why: {r['why']}" if r["why"] else "")
-        for r in requests
-    ]
-    say({"requests": requests}, "\n".join(lines) or "No requests.", as_json)
+def ledger_review(
+    number: Annotated[int | None, typer.Argument(help="One request, in full.")] = None,
+    ledger: Book = DEFAULT_BOOK,
+    as_json: Json = False,
+) -> None:
+    """What is asked, at which price, and what became of it: all requests in a few lines each, or one in full."""
+    book = book_at(ledger)
+    if number is not None:
+        weighed = book.weighed(number)
+        say(weighed.to_dict(), _text(weighed.full()), as_json)
+        return
+    found = [book.weighed(request["number"]) for request in book.requests()]
+    lines = [line for weighed in found for line in weighed.lines()]
+    say({"requests": [weighed.to_dict() for weighed in found]}, _text(lines) or "No requests.", as_json)
 
 
 Number = Annotated[int, typer.Argument(help="The number of the request (fedlens ledger review).")]
@@ -120,9 +150,13 @@ def _verdict(approved: bool) -> Callable[..., None]:
         who: Who = None,
         as_json: Json = False,
     ) -> None:
-        book_at(ledger, who, key).review(number, approved=approved, note=note)
-        told = "approved" if approved else "rejected"
-        say({"number": number, "approved": approved}, f"Request {number} is {told}.", as_json)
+        book = book_at(ledger, who, key)
+        book.review(number, approved=approved, note=note)
+        weighed = book.weighed(number)
+        lines = [f"Request {number} is {'approved' if approved else 'rejected'}.", *(weighed.lines()[1:] * approved)]
+        say({"number": number, "approved": approved, "fits": weighed.fits}, _text(lines), as_json)
+        if approved and not weighed.fits:  # it cannot run, whatever was said; unless the budget grows
+            raise typer.Exit(OVER_BUDGET)
 
     return reviewed
 
@@ -153,7 +187,7 @@ def ledger_close(
     whole = parts[0].split("/")[0]
     if all(found["closed"] for found in book.runs() if found["run"].split("/")[0] == whole):
         forget_secrets(ledger, out, whole)
-    say({"closed": parts}, f"Closed: {', '.join(parts)}", as_json)
+    say({"closed": parts}, shown(f"Closed: {', '.join(parts)}"), as_json)
 
 
 @ledger_app.command("verify")
@@ -166,23 +200,62 @@ def ledger_verify(
     head: Annotated[
         str | None, typer.Option("--head", metavar="NUMBER:HASH", help="A head that was written down elsewhere.")
     ] = None,
+    vocabularies: Annotated[
+        list[pathlib.Path] | None,
+        typer.Option("--vocabulary", help="A learnt list of words to check as well; repeatable."),
+    ] = None,
+    witness: Annotated[
+        str | None, typer.Option("--witness", help="The witness that the ledger must have. Default: $FEDLENS_WITNESS.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Look for entries that were edited, are missing or out of order, and models that are not the booked ones."""
+    """Look for entries that were edited, are missing or out of order, and for files that are not the booked ones."""
     from fedlens import ledger as ledgers
 
-    book = book_at(ledger)
+    book = book_at(ledger, witness=witness, checked=False)
     if runs is not None and not runs.is_dir():
         raise ValueError(f"Expected run folders in {runs}; there is no such folder.")
     folder = runs or pathlib.Path(DEFAULT_BOOK if ledgers.is_remote(ledger) else ledger).parent
-    models, heads = _models_in(folder, book.reserved())
-    problems = book.verify(models, [*heads, *([_head(head)] if head else [])])
+    found = checked_files(book, folder, vocabularies or [])
+    problems = book.verify(found.hashes, [*found.heads, *([_head(head)] if head else [])]) + found.problems
     number, last = book.head()
-    answer = {"problems": problems, "entries": number, "head": last, "models": len(models)}
-    text = "\n".join(problems) or f"ok: {number} entries, {len(models)} models, head {number}:{last}"
-    say(answer, text, as_json)
+    answer = {
+        "problems": problems,
+        "entries": number,
+        "head": last,
+        "models": len(found.hashes),
+        "of_other_ledgers": found.foreign,
+        "witness": book.witness() if not problems else None,
+    }
+    foreign = f", {found.foreign} of other ledgers" if found.foreign else ""
+    whole = f"ok: {number} entries, {len(found.hashes)} models{foreign}, head {number}:{last}"
+    say(answer, _text(problems) or whole, as_json)
     if problems:
         raise typer.Exit(FAILED)
+
+
+@ledger_app.command("witness")
+def ledger_witness(
+    to: Annotated[
+        str | None, typer.Option("--to", help="A file on another disk, or postgresql://…; made if it is not there.")
+    ] = None,
+    lost: Annotated[
+        bool, typer.Option("--lost", help="The witness it has is lost: do without its word. This is written down.")
+    ] = False,
+    ledger: Book = DEFAULT_BOOK,
+    key: Key = None,
+    who: Who = None,
+    as_json: Json = False,
+) -> None:
+    """Name a witness, which sees every entry before anything is released: an older ledger is refused then.
+
+    Keep it where who can replace the ledger cannot write, and set FEDLENS_WITNESS to it: a ledger from before it was
+    named is refused as well then.
+    """
+    book = book_at(ledger, who, key, witness="", checked=not lost)
+    if to is not None:
+        book.name_witness(to, lost=lost)
+    say({"witness": book.witness()}, shown(f"The witness is {book.witness() or 'nobody'}."), as_json)
 
 
 @ledger_app.command("key")
@@ -197,18 +270,30 @@ def ledger_key(
     say({"file": str(to), "public": public}, public, as_json)
 
 
-def book_at(address: str, who: str | None = None, key: pathlib.Path | None = None, create: bool = False) -> "Ledger":
+def book_at(
+    address: str,
+    who: str | None = None,
+    key: pathlib.Path | None = None,
+    create: bool = False,
+    witness: str | None = None,
+    checked: bool = True,
+) -> "Ledger":
     from fedlens.ledger import Ledger, is_remote, keys
 
     address = ledger_at(address)
     if address and not create and not is_remote(address) and not pathlib.Path(address).exists():
         raise ValueError(f"Expected a ledger at {address}; there is none (fedlens ledger init makes one).")
-    return Ledger(address, who=who, key=keys.opened(key) if key else None)
+    return Ledger(address, who=who, key=keys.opened(key) if key else None, witness=witness, checked=checked)
 
 
 def book_if_there(address: str | None) -> "Ledger | None":
     found = ledger_at(address)
     return None if address is None and not pathlib.Path(found).exists() and "://" not in found else book_at(found)
+
+
+def _text(lines: Iterable[str]) -> str:
+    """For a terminal: modelers wrote some of it, and reviewers read it."""
+    return "\n".join(map(shown, lines))
 
 
 def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:
@@ -218,22 +303,6 @@ def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:
         for run in runs
         if run["population"] == population
     ]
-
-
-def _models_in(folder: pathlib.Path, booked: set[str]) -> tuple[dict[str, str], list[tuple[int, str]]]:
-    """Hashes of the models in run folders, by the name they are booked under, and the heads they carry."""
-    from fedlens import files
-    from fedlens.inspection import Model
-
-    models, heads = {}, []
-    for path in sorted(folder.glob("*/*/model.safetensors")):
-        name = f"{path.parent.parent.name}/{path.parent.name}"
-        if name not in booked:
-            continue  # of another ledger
-        models[name] = files.sha256(path)
-        with contextlib.suppress(ValueError):  # a damaged model: its hash tells
-            heads.append(Model.open(path).ledger_head)
-    return models, heads
 
 
 def _head(text: str) -> tuple[int, str]:

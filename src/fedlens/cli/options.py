@@ -48,5 +48,18 @@ def aside(line: str) -> None:
     print(line, file=sys.stderr)
 
 
+def shown(line: str) -> str:
+    """One line of what others wrote: what a terminal would obey, or not show, is made visible.
+
+    >>> shown("fine" + chr(27) + "[2J" + chr(10) + chr(0x202E))
+    'fine␛[2J␊‹U+202E›'
+    """
+    return "".join(letter if letter.isprintable() else _visible(ord(letter)) for letter in line)
+
+
+def _visible(code: int) -> str:
+    return chr(0x2400 + code) if code < 32 else f"‹U+{code:04X}›"
+
+
 def say(values: Any, text: str, as_json: bool) -> None:
     print(json.dumps(values, indent=1, allow_nan=False) if as_json else text)

@@ -11,6 +11,7 @@ import typer
 
 from fedlens import files
 from fedlens.cli.data import owner_if_there
+from fedlens.cli.headers import Vouched, vouched
 from fedlens.cli.ledger import book_if_there
 from fedlens.cli.options import (
     DEFAULT_BOOK,
@@ -38,6 +39,12 @@ runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
 PIXELS = "minus-one-to-one"  # what a primary model expects, unless told otherwise
 WRITTEN = 20_000  # words or sentences a side, to compare
+Vouching = Annotated[
+    str | None,
+    typer.Option(
+        "--ledger", help=f"Must confirm what the models cost. Default: the one beside, or {DEFAULT_BOOK}, if there."
+    ),
+]
 
 
 @runs_app.command()
@@ -193,6 +200,7 @@ def compare(
         list[str] | None,
         typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another transform that could explain it."),
     ] = None,
+    ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
@@ -202,6 +210,7 @@ def compare(
     if model is None and (channels_last or values != PIXELS):
         raise ValueError("Expected --model with --values or --channels-last: they say what that model expects.")
     models = [_model(left), _model(right)]
+    voucher = vouched(ledger, [left, right])
     if models[0].label == models[1].label:  # of two runs, whose names tell them apart
         models = [_called_by_its_run(found, path) for found, path in zip(models, (left, right), strict=True)]
     told: dict[str, Any] = {"title": f"{models[0].label} vs {models[1].label}", "kinds": kinds or ()}
@@ -220,12 +229,13 @@ def compare(
         if model is not None:
             primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
         report = contrast(*sides, **told, primary=primary)
-    _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
+    _show(_marked(report, voucher), to or left.parent / f"{left.name}-vs-{right.name}", as_json)
 
 
 @runs_app.command()
 def report(
     folder: Annotated[pathlib.Path, typer.Argument(help="A finished run folder, or one model folder in it.")],
+    ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
@@ -234,12 +244,14 @@ def report(
 
     if (folder / "report.json").exists():
         found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
-        answer = files.json_in(folder / "report.json")
-        say(answer, "\n".join([*(found or ["No finding."]), str(folder / "report.html")]), as_json)
-    elif isinstance(model := _model(folder), Model):
-        _show(contrast(model.sampled(512, seed=0), title=folder.name), folder, as_json)
+        answer, told = _confirmed(folder, ledger)
+        say(answer, "\n".join([*(found or ["No finding."]), told, str(folder / "report.html")]), as_json)
+        return
+    model, voucher = _model(folder), vouched(ledger, [folder])
+    if isinstance(model, Model):
+        _show(_marked(contrast(model.sampled(512, seed=0), title=folder.name), voucher), folder, as_json)
     else:
-        _show(contrast_texts(model.sampled(WRITTEN, seed=0), title=folder.name), folder, as_json)
+        _show(_marked(contrast_texts(model.sampled(WRITTEN, seed=0), title=folder.name), voucher), folder, as_json)
 
 
 @runs_app.command()
@@ -255,6 +267,7 @@ def sample(
         pathlib.Path | None,
         typer.Option("--to", help="Default: samples-<seed> or likeliest .safetensors in the folder."),
     ] = None,
+    ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
     """Draw synthetic images or text from a model: a file that carries its guarantee, and one to look at. Free."""
@@ -262,7 +275,7 @@ def sample(
     from fedlens.inspection import TextModel, Texts, pictures
     from fedlens.inspection.wordings import listed
 
-    model = _model(folder)
+    model, voucher = _model(folder), vouched(ledger, [folder])
     if beams is None:
         samples = model.sampled(count, seed)
     elif isinstance(model, TextModel):
@@ -276,13 +289,15 @@ def sample(
         raise ValueError(f"Expected --to with another ending than {shown.suffix}: it is written beside the samples.")
     samples.save(path)
     files.write(shown, listed(samples) if isinstance(samples, Texts) else pictures.png_bytes(samples.images[:256]))
+    guarantee = dataclasses.replace(samples.guarantee, unverified=voucher.unverified)
     answer = {
         "file": str(path),
         "shown": str(shown),
         "count": count,
-        "guarantee": samples.guarantee.to_dict(),
+        "guarantee": guarantee.to_dict(),
+        "ledger": voucher.told,
     }
-    say(answer, f"{count} synthetic samples in {path}, to look at in {shown}\n{samples.guarantee.headline}", as_json)
+    say(answer, f"{count} synthetic samples in {path}, to look at in {shown}\n{guarantee.headline}", as_json)
 
 
 def _created(
@@ -334,6 +349,41 @@ def _execute(started: "Run", as_json: bool) -> None:
             raise typer.Exit(INTERRUPTED) from None
         raise
     _print(report, started.folder, as_json)
+
+
+def _marked(report: "Report", voucher: Vouched) -> "Report":
+    """The report, with a word wherever an epsilon stands that no ledger confirms."""
+    provenance = report.provenance | {"ledger": voucher.told}
+    if not voucher.unverified:
+        return dataclasses.replace(report, provenance=provenance)
+    return dataclasses.replace(
+        report,
+        guarantee=dataclasses.replace(report.guarantee, unverified=voucher.unverified),
+        runs=tuple(run | {"guarantee": f"{run['guarantee']}, {voucher.unverified}"} for run in report.runs),
+        provenance=provenance,
+    )
+
+
+def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:
+    """What a report.json says, with a word if no ledger confirms it; refuses one that says less than its models."""
+    from fedlens.inspection.report import printable
+    from fedlens.ledger import guarantee
+    from fedlens.privacy import Guarantee
+    from fedlens.privacy.guarantee import UNVERIFIED
+
+    answer = files.json_in(folder / "report.json")
+    parts = [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
+    try:
+        told, voucher = Guarantee.from_dict(answer["guarantee"]), vouched(ledger, parts)
+        if voucher.spent and not told.epsilon >= guarantee(voucher.spent, told.delta).epsilon * (1 - 1e-6):
+            raise ValueError(
+                f"Expected report.json in {folder} to promise no more than the ledger does; it was edited."
+            )
+        told = dataclasses.replace(told, unverified=voucher.unverified or ("" if parts else UNVERIFIED))
+        headline = printable(f"privacy: {told.headline}")
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
+    return answer | {"guarantee": told.to_dict()}, headline
 
 
 def _show(report: "Report", folder: pathlib.Path, as_json: bool) -> None:

@@ -2,10 +2,11 @@
 
 import pathlib
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from fedlens.cli.ledger import say_request
 from fedlens.cli.options import DEFAULT_BOOK, INTERRUPTED, Book, Device, Json, Simulate, Why, aside, ledger_at, say
 
 vocabulary_app = typer.Typer(
@@ -93,8 +94,8 @@ def learn(
     if request:
         book = Ledger(ledger)
         asked, _ = vocabularies.admitted(asked, Owner(ledger, book), simulated=False, say=aside)
-        number = book.request("vocabulary", [asked.item()], recipe=asked.digest, why=why)
-        say({"number": number, "recipe": asked.digest}, f"Request {number} waits for review.", as_json)
+        told: dict[str, Any] = {"recipe": asked.digest, "why": why, "text": asked.text, "delta": asked.delta}
+        say_request(book, book.request("vocabulary", [asked.item()], **told), as_json)
         return
     vocabularies.check(asked, to, simulate)
     for warning in asked.warnings:

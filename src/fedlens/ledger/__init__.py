@@ -5,6 +5,8 @@ from fedlens.ledger.budgets import Budget, Standing
 from fedlens.ledger.chain import Entry, Head
 from fedlens.ledger.spending import Account, Spending, guarantee
 from fedlens.ledger.storage import LedgerError, is_remote
+from fedlens.ledger.weighing import Weighed
+from fedlens.ledger.witness import PutBackError
 
 __all__ = [
     "Account",
@@ -15,9 +17,11 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "NotApprovedError",
+    "PutBackError",
     "RunClosedError",
     "Spending",
     "Standing",
+    "Weighed",
     "guarantee",
     "is_remote",
 ]

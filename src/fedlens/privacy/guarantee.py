@@ -13,6 +13,9 @@ NOT_COVERED = (
 )
 
 
+UNVERIFIED = "UNVERIFIED: no ledger confirms this"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guarantee:
     """
@@ -32,11 +35,14 @@ class Guarantee:
     not_covered: tuple[str, ...] = NOT_COVERED
     composition: str = "one population, all its releases"
     simulated: bool = False
+    unverified: str = ""  # why nobody vouches for it, where it was read from a file: UNVERIFIED, or nothing
 
     @property
     def headline(self) -> str:
         warning = ", SIMULATED: seeded noise protects nobody" if self.simulated else ""
-        return f"epsilon {rounded(self.epsilon)} at delta {self.delta:g} per {self.unit} ({self.neighbours}){warning}"
+        doubt = f", {self.unverified}" if self.unverified else ""
+        kind = f"per {self.unit} ({self.neighbours})"
+        return f"epsilon {rounded(self.epsilon)} at delta {self.delta:g} {kind}{warning}{doubt}"
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self) | {"not_covered": list(self.not_covered)}

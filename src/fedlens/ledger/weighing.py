@@ -1,0 +1,147 @@
+"""What a request asks for, in the words and numbers that a reviewer needs before saying yes."""
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+from fedlens.ledger.budgets import Budget
+from fedlens.ledger.spending import Spending, guarantee
+from fedlens.privacy import Guarantee, plain, rounded
+
+_DELTA = 1e-5  # where neither the budget nor the request tells one
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weighed:
+    """A request beside the budget it would draw on, as it stands now."""
+
+    request: dict[str, Any]  # as `Ledger.requests` tells it
+    asked: tuple[Spending, ...]
+    stages: tuple[str, ...]  # of each plan that is asked for, in order
+    budget: Budget | None
+    before: tuple[Spending, ...]  # spent and reserved
+    refusal: str  # why it would not be let in just now; empty if it would
+    used: bool  # by a run: then it is a part of what was before
+    last_approved: dict[str, Any] | None  # the request that was approved before it, on the same population
+
+    @property
+    def fits(self) -> bool:
+        return not self.refusal
+
+    @property
+    def delta(self) -> float:
+        """At which all epsilons are told: the budget's, so that they can be compared."""
+        return self.budget.delta if self.budget else self.request["delta"] or _DELTA
+
+    @property
+    def cost(self) -> Guarantee:
+        return guarantee(self.asked, self.delta)
+
+    def epsilons(self) -> tuple[float, float | None]:
+        """Of the population before and after; None where its units are of several kinds, which do not add up."""
+        kinds = {found.kind for found in (*self.asked, *self.before)}
+        if len(kinds) > 1:
+            return 0.0, None
+        before = guarantee(self.before, self.delta).epsilon if self.before else 0.0
+        return before, before if self.used else guarantee([*self.before, *self.asked], self.delta).epsilon
+
+    @property
+    def algorithm(self) -> str:
+        """As far as the recipe's text tells."""
+        text = self.request["text"] or ""
+        wanted = ("task", "model", "kind", "tokenizer", "rounds", "adaptive_clip", "correlated")
+        lines = [line for line in text.splitlines() if line.partition(" = ")[0] in wanted]
+        return ", ".join(lines) or "not told"
+
+    def difference(self) -> list[str]:
+        """From what was approved last, line by line; what is new begins with +."""
+        if self.last_approved is None or not self.request["text"] or not self.last_approved["text"]:
+            return []
+        old, new = self.last_approved["text"], self.request["text"]
+        named = f"request {self.last_approved['number']}", f"request {self.request['number']}"
+        return list(difflib.unified_diff(old.splitlines(), new.splitlines(), *named, lineterm=""))
+
+    def to_dict(self) -> dict[str, Any]:
+        before, after = self.epsilons()
+        cost = self.cost
+        return self.request | {
+            "guarantee": cost.to_dict(),
+            "budget": self.budget.to_dict() if self.budget else None,
+            "before": None if after is None else plain(before),
+            "after": None if after is None else plain(after),
+            "fits": self.fits,
+            "refusal": self.refusal,
+            "selections": sorted({found.account.part for found in self.asked}),
+            "last_approved": self.last_approved["number"] if self.last_approved else None,
+            "difference": self.difference(),
+        }
+
+    def lines(self) -> list[str]:
+        """A few, for a list. Each is one line, with whatever was written in it."""
+        told = self.request
+        why = f"; why: {told['why']}" if told["why"] else ""
+        first = f"{told['number']}: {told['name']} on {told['population']} by {told['who']}: {told['verdict']}{why}"
+        return [first, f"  asks for {self.cost.headline}; {self._standing()}", f"  {self._verdict()}"]
+
+    def full(self) -> list[str]:
+        """Everything that is asked. Each is one line."""
+        told = self.request
+        listed = self.lines()
+        text = (told["text"] or "").splitlines()
+        return [
+            *listed,
+            f"  asked at {told['at'][:16]}; recipe {told['recipe'][:16]}",
+            f"  per {self.cost.unit} ({self.cost.neighbours}); {self.cost.composition}; {self.cost.accountant}",
+            f"  algorithm: {self.algorithm}",
+            *self._plans(),
+            *(["  the recipe:", *(f"    {line}" for line in text)] if text else [_NO_TEXT]),
+            *self._compared(),
+        ]
+
+    def _standing(self) -> str:
+        before, after = self.epsilons()
+        budget = f"its budget is {self.budget.text}" if self.budget else "it has no budget, so that nothing is refused"
+        if after is None:
+            return f"its population counts units or neighbours of another kind; {budget}"
+        moved = (
+            f"stays at epsilon {rounded(after)}" if self.used else f"goes from {rounded(before)} to {rounded(after)}"
+        )
+        return f"its population {moved}; {budget}"
+
+    def _verdict(self) -> str:
+        if self.used:
+            return "a run has used it"
+        return "it fits" if self.fits else f"IT DOES NOT FIT AND CANNOT RUN: {self.refusal}"
+
+    def _plans(self) -> list[str]:
+        plans = [(found.account.part, plan) for found in self.asked for plan in found.plans]
+        return [
+            f"  selection {part}, {stage}: {plan.releases} releases, noise multiplier {plan.noise_multiplier:.6g},"
+            f" {plan.bound.text}, {plan.sampling.text}"
+            for (part, plan), stage in zip(plans, self.stages, strict=True)
+        ]
+
+    def _compared(self) -> list[str]:
+        if self.last_approved is None:
+            return ["  nothing was approved on this population before"]
+        number, changes = self.last_approved["number"], self.difference()
+        if not self.last_approved["text"] or not self.request["text"]:
+            return [f"  request {number} was approved last; without both texts they cannot be compared"]
+        if not changes:
+            return [f"  the recipe's text is that of request {number}, which was approved last"]
+        return [f"  changed since request {number}, which was approved last:", *(f"    {line}" for line in changes)]
+
+
+_NO_TEXT = "  the recipe's text was not kept: the request is of an older version"
+
+
+def grouped(asked: Sequence[tuple[Spending, str]]) -> tuple[tuple[Spending, ...], tuple[str, ...]]:
+    """One spending for each account, and the stages of its plans, in the same order."""
+    accounts = {found.account: None for found, _ in asked}
+    held = [[(found, stage) for found, stage in asked if found.account == account] for account in accounts]
+    spendings = [
+        Spending(account=found[0][0].account, plans=tuple(plan for one, _ in found for plan in one.plans))
+        for found in held
+    ]
+    return tuple(spendings), tuple(stage for found in held for _, stage in found)
