@@ -12,8 +12,8 @@ import torch
 from fedlens import trees
 from fedlens.algorithms import FedAvgGan
 from fedlens.curator import Contribute
-from fedlens.ledger import Budget, Ledger, Spending, Standing, guarantee
-from fedlens.ledger.budgets import over
+from fedlens.ledger import Ledger, Spending, Standing, guarantee
+from fedlens.ledger.admission import Admission
 from fedlens.ledger.spending import suffered
 from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
@@ -21,7 +21,6 @@ from fedlens.recipes import Recipe
 from fedlens.trees import Tree
 
 Result = TypeVar("Result")
-_SEARCHED = 20.0  # a coarser grid while searching: faster, and never cheaper than the truth
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,11 +46,9 @@ class Forecast:
     after: Guarantee | None
     runs_left: float | None  # like this one, before it
     alternatives: tuple[Alternative, ...]
-
-    @property
-    def fits(self) -> bool:
-        budget = self.standing.budget if self.standing else None
-        return budget is None or self.after is None or not over(budget, self.after.epsilon)
+    fits: bool = True
+    counted: float | None = None  # the epsilon after it as a filter counts it, where there is a budget
+    told: str = ""  # what decides, in words
 
     def to_dict(self) -> dict[str, Any]:
         (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
@@ -68,6 +65,7 @@ class Forecast:
             "warnings": list(self.recipe.warnings),
             "ledger": self.standing.to_dict() if self.standing else None,
             "after": self.after.to_dict() if self.after else None,
+            "filter": None if self.counted is None else {"epsilon": plain(self.counted), "text": self.told},
             "fits": self.fits,
             "runs_left": self.runs_left,
             "alternatives": [{"text": found.text, "set": list(found.sets)} for found in self.alternatives],
@@ -101,7 +99,7 @@ class Forecast:
         now = f"population {name!r} is at epsilon {before} and would be at {rounded(self.after.epsilon)}"
         if standing.budget is None:
             return [f"ledger: {now}; it has no budget (fedlens ledger init)"]
-        lines = [f"ledger: {now}; budget {standing.budget.text}"]
+        lines = [f"ledger: {now}; budget {standing.budget.text}", *([self.told] if self.told else [])]
         lines += [f"{self.runs_left:.1f} of a run like this is left"] if self.runs_left is not None else []
         return lines if self.fits else [*lines, *refusal(self.alternatives)]
 
@@ -114,10 +112,9 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
                 counted.covers(plan)  # else it would be refused
     kind = recipe.privacy.unit, recipe.privacy.neighbours
     standing = ledger.standing(recipe.population, kind, recipe.privacy.delta) if ledger else None
-    budget, before = (standing.budget, _before(recipe, ledger)) if standing and ledger else (None, [])
-    delta = budget.delta if budget else recipe.privacy.delta
-    after = guarantee([*before, *spendings], delta) if standing else None
-    fits = budget is None or after is None or not over(budget, after.epsilon)
+    state, before = (ledger.admission(recipe.population), _before(recipe, ledger)) if ledger else (None, [])
+    delta = state.budget.delta if state else recipe.privacy.delta
+    fits = state is None or state.fits(spendings)
     return Forecast(
         recipe=recipe,
         alone=recipe.guarantee(spendings[:1] + recipe.learning()),
@@ -126,9 +123,12 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         noise_to_signal=recipe.noise_to_signal,
         seconds=expected_seconds(recipe),
         standing=standing,
-        after=after,
-        runs_left=_runs_left(recipe, before, budget) if budget else None,
-        alternatives=() if fits or budget is None else tuple(_alternatives(recipe, before, budget)),
+        after=guarantee([*before, *spendings], delta) if standing else None,
+        runs_left=_runs_left(recipe, state) if state else None,
+        alternatives=() if fits or state is None else tuple(_alternatives(recipe, state)),
+        fits=fits,
+        counted=state.counted(spendings) if state else None,
+        told=state.told(spendings) if state else "",
     )
 
 
@@ -145,8 +145,8 @@ def _correlation(plan: MatrixPlan, ratio: float | None) -> str:
 
 def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
     """What would fit into what is left."""
-    budget = ledger.budget(recipe.population)
-    return _alternatives(recipe, _before(recipe, ledger), budget) if budget else []
+    state = ledger.admission(recipe.population)
+    return _alternatives(recipe, state) if state else []
 
 
 def refusal(found: Sequence[Alternative]) -> list[str]:
@@ -292,46 +292,45 @@ def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
     return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
 
 
-def _fits(recipe: Recipe, train: Promise, before: Sequence[Spending], budget: Budget) -> bool:
-    losses = suffered([*before, *recipe.spendings(train=train)], recipe.population)
-    return not over(budget, accounting.epsilon_of(losses, budget.delta, _SEARCHED))
+def _fits(recipe: Recipe, train: Promise, state: Admission) -> bool:
+    return state.fits(recipe.spendings(train=train), quick=True)
 
 
-def _runs_left(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> float:
+def _runs_left(recipe: Recipe, state: Admission) -> float:
     """How many runs like this would still fit; whole ones where rounds are not paid for one by one."""
     train = recipe.plans[1]
     one = train.priced_as if isinstance(train, MatrixPlan) else train
-    return _rounds_left(recipe, one, before, budget) / one.releases
+    return _rounds_left(recipe, one, state) / one.releases
 
 
-def _rounds_left(recipe: Recipe, train: Plan, before: Sequence[Spending], budget: Budget) -> int:
+def _rounds_left(recipe: Recipe, train: Plan, state: Admission) -> int:
     """How many rounds like these would still fit, over as many runs as they need."""
 
     def fits(rounds: int) -> bool:
-        return _fits(recipe, dataclasses.replace(train, releases=rounds), before, budget)
+        return _fits(recipe, dataclasses.replace(train, releases=rounds), state)
 
     return _last(fits, 100 * train.releases)
 
 
-def _alternatives(recipe: Recipe, before: Sequence[Spending], budget: Budget) -> list[Alternative]:
+def _alternatives(recipe: Recipe, state: Admission) -> list[Alternative]:
     train = recipe.plans[1]
     candidates: list[tuple[str, Promise, list[str]]] = []
-    if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, before, budget))):
+    if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, state))):
         fewer = dataclasses.replace(train, releases=rounds)
         candidates.append((f"{rounds} rounds instead of {train.releases}, same noise", fewer, [f"rounds={rounds}"]))
-    percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), before, budget), 100)
+    percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100)
     if percent:
         noisier = _noisier(train, 100 / percent)
         told = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
         candidates.append((f"{told}, same rounds", noisier, []))
     if isinstance(train, Plan) and isinstance(sampling := train.sampling, Poisson):
-        share = _last(lambda p: _fits(recipe, _thinner(train, sampling, p / 100), before, budget), 99)
+        share = _last(lambda p: _fits(recipe, _thinner(train, sampling, p / 100), state), 99)
         if share:
             thinner = _thinner(train, sampling, share / 100)
             told = f"{thinner.expected_contributors:.0f} users a round instead of {train.expected_contributors:.0f}"
             candidates.append((f"{told}, same noise", thinner, [f"rate={sampling.rate * share / 100:.6g}"]))
     found = [_worded(recipe, *candidate) for candidate in candidates]
-    return [alternative for alternative in found if _holds(recipe, alternative, before, budget)]
+    return [alternative for alternative in found if _holds(recipe, alternative, state)]
 
 
 def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alternative:
@@ -347,11 +346,11 @@ def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alter
     return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
 
 
-def _holds(recipe: Recipe, found: Alternative, before: Sequence[Spending], budget: Budget) -> bool:
+def _holds(recipe: Recipe, found: Alternative, state: Admission) -> bool:
     """Whether the recipe changed like this really fits; rounding, or the head count's own cost, may be in the way."""
     try:
         variant = recipe.changed(found.sets)
-        return not over(budget, guarantee([*before, *variant.spendings()], budget.delta).epsilon)
+        return state.fits(variant.spendings())
     except ValueError:
         return False
 

@@ -11,6 +11,7 @@ import datetime
 import functools
 import getpass
 import json
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,17 +21,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import chain, keys
-from fedlens.ledger.budgets import Budget, Standing, over
+from fedlens.ledger.admission import Admission, Owed
+from fedlens.ledger.budgets import Budget, Standing
 from fedlens.ledger.chain import BY_DAY, DAMAGE, KINDS, Entry, Head, Place, root
-from fedlens.ledger.spending import Account, Kind, Spending, carried_out, guarantee
+from fedlens.ledger.spending import Account, Kind, Spending, carried_out, guarantee, is_gaussian, owed
 from fedlens.ledger.storage import COLUMNS, VERSION, LedgerError, about, opened
 from fedlens.ledger.weighing import Weighed, grouped
 from fedlens.ledger.witness import PutBackError, Witness, put_back, resolved
-from fedlens.privacy import MatrixPlan, Promise, promised, rounded
+from fedlens.privacy import MatrixPlan, Promise, promised
 
 _PAGE = 10_000
-_COARSE = 20.0
 _MOST = 2**63 - 1  # the largest number a store can count to
+_BUDGETS = "kind = 'budget' and population = ?"
 _BACKWARDS = datetime.timedelta(seconds=5)  # clocks are set right by less
 _AHEAD = 60.0  # seconds that a clock may gain on the machine's own running time: it drifts, and is set right
 _LEARNING = "thresholds"  # the stage of a run that decides who is in which group: every model of it depends on it
@@ -251,23 +253,66 @@ class Ledger:
         return bool(self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)))
 
     def _within_budget(self, population: str, items: Sequence[Item]) -> None:
-        budget = self.budget(population)
-        if budget is None:
+        state = self.admission(population)
+        if state is None:
             return
         for item in items:
-            budget.covers(item.plan)
+            state.budget.covers(item.plan)
+        new = [Spending(account=item.account, plans=(item.plan,)) for item in items]
+        if not state.fits(new):
+            raise PrivacySpentError(state.refusal(new))
+
+    def admission(self, population: str, kind: Kind | None = None) -> Admission | None:
+        """What decides whether a run on a population may begin; None where it has no budget.
+
+        By default all that counts is looked at, and else what is of one kind.
+        """
+        budget = self.budget(population)
+        if budget is None:
+            return None
+        closed, released = self._first("close", population), self._first("release", population)
+        since = "" if budget.window is None else self._since(budget.window)
+        counts = self._made("population = ?", (population,), since)
+        held: list[Owed] = []
+        whole: list[tuple[int, Owed]] = []
+        sampled = 0
+        for entry in self._entries("kind = 'reserve' and population = ?", population):
+            account, plan = _account(entry), _plan(entry)
+            if account.simulated:
+                released.pop(entry.run, None)
+                continue
+            sampled += not is_gaussian(plan)
+            if kind is not None and _kind(plan) != kind:
+                continue
+            found = Owed(account=account, plan=plan, number=0 if is_gaussian(plan) else sampled)
+            whole.append((entry.id, found))
+            made, recent = counts.get((entry.run, entry.stage), (0, 0))
+            if releases := recent + (plan.releases - made if entry.run not in closed else 0):
+                held.append(dataclasses.replace(found, plan=owed(plan, releases)))
+        first, budgeted = min(released.values(), default=None), self._entries(_BUDGETS, population)[-1].id
         before = self.spendings(population, reserved=True, budget=budget)
-        after = [*before, *(Spending(account=item.account, plans=(item.plan,)) for item in items)]
-        # Others wait meanwhile. A coarse grid is quick and never cheaper: what fits by it, fits.
-        if not over(budget, guarantee(after, budget.delta, _COARSE).epsilon):
-            return
-        whole = guarantee(after, budget.delta)
-        if over(budget, whole.epsilon):
-            so_far = guarantee(before, budget.delta).epsilon if before else 0.0
-            raise PrivacySpentError(
-                f"This run would take {population!r} to epsilon {rounded(whole.epsilon)} at delta {budget.delta:g};"
-                f" its budget is {budget.epsilon:g}, and {rounded(so_far)} is spent or reserved."
-            )
+        return Admission(
+            budget=budget,
+            before=tuple(spending for spending in before if kind in (None, spending.kind)),
+            owed=tuple(held),
+            committed=None
+            if first is None
+            else tuple(
+                found
+                for number, found in whole
+                if max(number, budgeted) < first < closed.get(found.account.run, math.inf)
+            ),
+            sampled=sampled,
+        )
+
+    def _first(self, kind: str, population: str) -> dict[str, int]:
+        """The number of the first entry of a kind, by run."""
+        found = "select run, min(id) from entries where kind = ? and population = ? group by run"
+        return {run: int(number) for run, number in self._store.rows(found, (kind, population))}
+
+    def _since(self, window: float) -> str:
+        """Releases are dated by the day: one counts until the last moment of its day is older than the window."""
+        return _written(self._store.now() - datetime.timedelta(days=window))[:10]
 
     # What was spent
 
@@ -294,8 +339,7 @@ class Ledger:
     def _spendings(
         self, where: str, values: tuple[Any, ...], reserved: bool = False, window: float | None = None
     ) -> list[Spending]:
-        # Releases are dated by the day: one counts until the last moment of its day is older than the window.
-        since = "" if window is None else _written(self._store.now() - datetime.timedelta(days=window))[:10]
+        since = "" if window is None else self._since(window)
         counts = self._made(where, values, since)
         closed = {
             run for (run,) in self._store.rows(f"select run from entries where kind = 'close' and {where}", values)
@@ -344,12 +388,16 @@ class Ledger:
         at = budget.delta if budget else delta
         made = [s for s in self.spendings(population, budget=budget) if s.kind == kind]
         promised = [s for s in self.spendings(population, reserved=True, budget=budget) if s.kind == kind]
+        state = self.admission(population, kind) if budget else None
         return Standing(
             population=population,
             budget=budget,
             spent=guarantee(made, at) if made else None,
             promised=guarantee(promised, at) if promised else None,
             runs=len({spending.account.run.split("/")[0] for spending in promised}),
+            rule=str(state.rule) if state else None,
+            counted=state.counted() if state else None,
+            told=state.told() if state else "",
         )
 
     # Budgets and reviews
@@ -367,7 +415,7 @@ class Ledger:
 
     def _budget(self, population: str, before: int = _MOST) -> Budget | None:
         budget = None
-        for entry in self._entries("kind = 'budget' and population = ? and id < ?", population, before):
+        for entry in self._entries(f"{_BUDGETS} and id < ?", population, before):
             if budget and budget.reviewers and not self._signed_by(entry, budget.reviewers):
                 raise LedgerError(
                     f"Expected entry {entry.id}, a budget, signed by a reviewer: the ledger was edited (verify it)."
@@ -897,7 +945,7 @@ def _kind(plan: Promise) -> Kind:
 
 def _left(plan: Promise, made: int) -> int:
     """How many releases a run that ends gives back."""
-    return plan.releases - (carried_out(plan, made).releases if made else 0)
+    return plan.releases - (owed(plan, made).releases if made else 0)
 
 
 def _account(entry: Entry) -> Account:

@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from fedlens.privacy import Guarantee, Neighbours, Promise, Unit, rounded
+from fedlens.privacy import Guarantee, Neighbours, Promise, Unit, plain, rounded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,6 +80,9 @@ class Standing:
     spent: Guarantee | None
     promised: Guarantee | None  # spent and reserved together
     runs: int
+    rule: str | None = None  # by which runs are admitted, where there is a budget
+    counted: float | None = None  # the epsilon of what is spent and reserved, were plans chosen after looking
+    told: str = ""  # in words, where it makes a difference
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -89,6 +92,7 @@ class Standing:
         return [
             f"{self.population}: budget {budget}",
             f"  spent epsilon {spent}; with what is reserved {promised}; {self.runs} run(s)",
+            *([f"  {self.told}"] if self.told else []),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -98,6 +102,9 @@ class Standing:
             "spent": self.spent.to_dict() if self.spent else None,
             "spent_and_reserved": self.promised.to_dict() if self.promised else None,
             "runs": self.runs,
+            "filter": None
+            if self.counted is None
+            else {"rule": self.rule, "epsilon": plain(self.counted), "text": self.told},
         }
 
 

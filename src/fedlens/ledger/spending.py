@@ -6,8 +6,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fedlens.privacy import Guarantee, MatrixPlan, Neighbours, Plan, Promise, Unit, accounting, promised, rounded
+from fedlens.privacy.guarantee import NOT_COVERED
 from fedlens.privacy.losses import Gaussian, Loss
 
+LOOKED = (
+    "a later run whose plan was chosen by looking at an earlier run's answers: this epsilon is of runs that were"
+    " planned beforehand; whatever was looked at, the budget of the population in the ledger holds, if it has one"
+)
 Kind = tuple[Unit, Neighbours]  # costs of different kinds do not add up
 
 
@@ -59,7 +64,21 @@ def carried_out(plan: Promise, releases: int) -> Promise:
     return plan if isinstance(plan, MatrixPlan) else dataclasses.replace(plan, releases=releases)
 
 
-def _priced(plan: Promise) -> Plan:
+def owed(plan: Promise, releases: int) -> Promise:
+    """What so many releases of a plan, at least one, take from a budget once answers were looked at.
+
+    A plan that is no Gaussian is charged whole, by its price as a whole (`privacy.filters`): when it ends early, that
+    may have been decided by its answers.
+    """
+    return carried_out(plan, releases) if is_gaussian(plan) else plan
+
+
+def is_gaussian(plan: Promise) -> bool:
+    """Whether nobody is sampled: such plans compose exactly, however they are chosen."""
+    return isinstance(priced(plan).loss, Gaussian)
+
+
+def priced(plan: Promise) -> Plan:
     return plan.priced_as if isinstance(plan, MatrixPlan) else plan
 
 
@@ -75,21 +94,32 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
     plans = [plan for spending in spendings for plan in spending.plans]
     if not plans:
         raise ValueError("Expected at least one run to state a guarantee about.")
-    kinds = {(str(plan.unit), str(plan.neighbours)) for plan in plans}
-    if len(kinds) > 1:
-        raise ValueError(f"Expected one unit and one kind of neighbours in a joint guarantee, got {sorted(kinds)}.")
+    unit, neighbours = kind_of(plans)
     everybody = [dataclasses.replace(spending, account=_of_everybody(spending.account)) for spending in spendings]
-    ((unit, neighbours),) = kinds
     return Guarantee(
         epsilon=accounting.epsilon_of(suffered(everybody, ""), delta, coarse),
         delta=delta,
         unit=unit,
         neighbours=neighbours,
         sampling="; ".join(dict.fromkeys(plan.sampling.text for plan in plans)),
-        accountant=accounting.accountant(map(_priced, plans)),
+        accountant=accounting.accountant(map(priced, plans)),
         composition=composition(spendings, neighbours),
+        not_covered=(*NOT_COVERED, *([LOOKED] if _of_several_runs(spendings) else [])),
         simulated=any(spending.account.simulated for spending in spendings),
     )
+
+
+def kind_of(plans: Sequence[Promise]) -> tuple[str, str]:
+    """The unit and the neighbours that all of these plans have in common."""
+    kinds = {(str(plan.unit), str(plan.neighbours)) for plan in plans}
+    if len(kinds) > 1:
+        raise ValueError(f"Expected one unit and one kind of neighbours in a joint guarantee, got {sorted(kinds)}.")
+    ((unit, neighbours),) = kinds
+    return unit, neighbours
+
+
+def _of_several_runs(spendings: Sequence[Spending]) -> bool:
+    return len({spending.account.run.split("/")[0] for spending in spendings}) > 1
 
 
 def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: float) -> Guarantee:
@@ -116,19 +146,23 @@ def suffered(spendings: Iterable[Spending], population: str) -> accounting.Losse
     partitions: dict[str, dict[str, list[Promise]]] = {}
     for spending in spendings:
         if spending.account.population == population:
-            replaced = any(plan.neighbours == Neighbours.REPLACE_ONE for plan in spending.plans)
             parts = partitions.setdefault(spending.account.partition, {})
-            # Who is replaced may leave one part and enter another: all parts are then one.
-            parts.setdefault("all" if replaced else spending.account.part, []).extend(spending.plans)
+            parts.setdefault(part_of(spending), []).extend(spending.plans)
     total: collections.Counter[Loss] = collections.Counter()
     for parts in partitions.values():
         total.update(_dearest([_merged(plans) for plans in parts.values()]))
     return total
 
 
+def part_of(spending: Spending) -> str:
+    """The part of its partition; who is replaced may leave one part and enter another: all parts are then one."""
+    replaced = any(plan.neighbours == Neighbours.REPLACE_ONE for plan in spending.plans)
+    return "all" if replaced else spending.account.part
+
+
 def _merged(plans: Sequence[Promise]) -> "collections.Counter[Loss]":
     """The losses of one part; its Gaussians as one, so that parts can be compared."""
-    found = accounting.losses(map(_priced, plans))
+    found = accounting.losses(map(priced, plans))
     squares = sum(count / loss.multiplier**2 for loss, count in found.items() if _noisy_gaussian(loss))
     rest = collections.Counter({loss: count for loss, count in found.items() if not _noisy_gaussian(loss)})
     return rest + collections.Counter({Gaussian(multiplier=squares**-0.5): 1} if squares else {})

@@ -12,7 +12,7 @@ from scipy import optimize, special
 from fedlens.privacy.losses import Gaussian, Loss
 from fedlens.privacy.plan import Plan
 
-_NO_NOISE = 1e-3  # epsilon would be in the millions: no protection, and not worth computing
+NO_NOISE = 1e-3  # epsilon would be in the millions: no protection, and not worth computing
 _SEARCHED = 20.0  # how much coarser than the stated epsilon's the grid is while noise is searched for
 _MOST_STEPS = 2**22  # of the grid; what is coarser for it has an epsilon of 400 or more
 _COARSEST = 500.0  # e to the power of the grid is computed: epsilon would be in the millions
@@ -47,7 +47,7 @@ def epsilon_of(suffered: Losses, delta: float, coarse: float = 1.0) -> float:
     """As `epsilon`, for losses; a `coarse` grid is faster and never cheaper."""
     if not 0 < delta < 1:
         raise ValueError(f"Expected 0 < delta={delta} < 1.")
-    if any(loss.multiplier < _NO_NOISE for loss in suffered):
+    if any(loss.multiplier < NO_NOISE for loss in suffered):
         return math.inf
     squares = [count / loss.multiplier**2 for loss, count in suffered.items() if isinstance(loss, Gaussian)]
     mu = math.sqrt(math.fsum(squares))  # Gaussians add up to one, exactly
@@ -57,14 +57,13 @@ def epsilon_of(suffered: Losses, delta: float, coarse: float = 1.0) -> float:
 
 @functools.lru_cache(maxsize=4096)
 def _pld_epsilon(mu: float, sampled: frozenset[tuple[Loss, int]], delta: float, coarse: float) -> float:
-    # Losses spread over 1/z^2: a coarser grid keeps weak noise affordable, and rounding stays on the safe side.
     smallest = min(loss.multiplier for loss, _ in sampled)
-    grid = max(1e-4 * coarse * max(1.0, smallest**-2, mu**2 / 100), _spread(sampled) / _MOST_STEPS)
-    if grid > _COARSEST:
+    step = max(grid(smallest, coarse), 1e-4 * coarse * mu**2 / 100, _spread(sampled) / _MOST_STEPS)
+    if step > _COARSEST:
         return math.inf
     with np.errstate(over="ignore"):  # the library then leaves out one of its bounds on the range that holds the mass
-        first, *others = [loss.pld(grid).self_compose(count) for loss, count in sampled]
-    gaussian = [Gaussian(multiplier=1 / mu).pld(grid)] if mu else []
+        first, *others = [loss.pld(step).self_compose(count) for loss, count in sampled]
+    gaussian = [Gaussian(multiplier=1 / mu).pld(step)] if mu else []
     whole = functools.reduce(lambda left, right: left.compose(right), [*others, *gaussian], first)
     # Transforms round: a power of them is off by about 1e-16 of mass a release, which is taken off delta.
     safe = delta - 1e-16 * sum(count for _, count in sampled)
@@ -78,6 +77,11 @@ def _spread(sampled: Iterable[tuple[Loss, int]]) -> float:
         rate, square = (1.0 if isinstance(loss, Gaussian) else loss.rate), min(loss.multiplier**-2, 50.0)
         total += count * rate * min(1.0, rate * math.expm1(square) / square) * loss.multiplier**-2
     return total
+
+
+def grid(multiplier: float, coarse: float = 1.0) -> float:
+    """Losses spread over 1/z^2: a coarser grid keeps weak noise affordable, and rounding stays on the safe side."""
+    return 1e-4 * coarse * max(1.0, multiplier**-2)
 
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
@@ -120,8 +124,8 @@ def calibrated(plan: Plan, target: float, delta: float, beside: tuple[Plan, ...]
             raise ValueError(f"Expected epsilon={target} within reach of noise_multiplier <= 1e6 at delta={delta}.")
     while low == high or excess(low) <= 0:
         low, high = low - math.log(2), low
-        if low < math.log(_NO_NOISE):
-            raise ValueError(f"Expected epsilon={target} to ask for noise; any noise_multiplier over {_NO_NOISE} does.")
+        if low < math.log(NO_NOISE):
+            raise ValueError(f"Expected epsilon={target} to ask for noise; any noise_multiplier over {NO_NOISE} does.")
     # Epsilon falls smoothly with log z: Brent's method needs a handful of the slow evaluations, bisection twenty.
     root = float(optimize.brentq(excess, low, high, xtol=1e-4))
     while excess(root) > 0:
