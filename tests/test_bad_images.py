@@ -396,35 +396,39 @@ def scripted(module, path):
     return path
 
 
-class Leaning(torch.nn.Module):
-    """Knows no image from another, but for noise too small to be seen in probabilities."""
-
-    def forward(self, x):
-        return torch.rand(x.shape[0], 2) * 1e-5
-
-
-class Turning(torch.nn.Module):
-    """Sees class 0 in the first `limit` images it is shown, class 1 in all later ones."""
-
-    def __init__(self, limit: int):
-        super().__init__()
-        self.limit = limit
-        self.register_buffer("shown", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x):
-        self.shown += x.shape[0]
-        scores = torch.zeros(x.shape[0], 10)
-        scores[:, 0] = torch.where(self.shown > self.limit, -5.0, 5.0)
-        scores[:, 1] = torch.where(self.shown > self.limit, 5.0, -5.0)
-        return scores
-
-
 class Choking(torch.nn.Module):
-    """Fails on images whose first pixel is 77."""
+    """Fails on images whose first pixel is 77: there is no score with such a number."""
 
-    def forward(self, x):
-        assert not bool((((x[:, 0, 0, 0] + 1) * 127.5).round() == 77).any())
-        return torch.zeros(x.shape[0], 10)
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hit = ((x[:, 0, 0, 0] + 1) * 127.5).round() == 77
+        return torch.zeros(x.shape[0], 10).gather(1, torch.arange(10) + hit.long()[:, None] * 99)
+
+
+class Leaning:
+    """A model that no file can hold: it answers by chance. What is refused at the door is here already inside."""
+
+    kind, side, channels, classes = "toy", SIDE, 1, 2
+
+    def probabilities(self, params, images):
+        return torch.rand(len(images), 2)
+
+    def digest(self, params):
+        return "leaning"
+
+    def save(self, path, params):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"leaning")
+
+
+class Turning(Leaning):
+    """Sees class 0 in all images until everybody was asked about once, class 1 in all later ones."""
+
+    def __init__(self):
+        self.shown = 0
+
+    def probabilities(self, params, images):
+        self.shown += len(images)
+        return torch.tensor([[1.0, 0.0]] if self.shown <= ROWS else [[0.0, 1.0]]).expand(len(images), 2)
 
 
 def cut(path):
@@ -483,14 +487,13 @@ def test_a_resumed_pair_shares_no_user(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("kind", [Leaning, Turning])
 def test_a_model_that_answers_differently_puts_nobody_into_both_groups(tmp_path, monkeypatch, kind):
-    if kind is Turning:
-        opened = preparation.open_primary(scripted(Turning(10**9), tmp_path / "try.pt"), side=SIDE)
-        scripted(Turning(int(opened.network.module.shown) + ROWS), tmp_path / "m.pt")
-    else:
-        scripted(kind(), tmp_path / "m.pt")
+    model = Primary(kind())
+    monkeypatch.setattr(preparation, "open_primary", lambda path, **options: model)
     found = members(monkeypatch)
     done = ran(written(tmp_path, BOTH, y=np.ones(ROWS, np.int64)))
-    assert done.code == 2 or not found["low"] & found["high"]
+    assert done.code == 0
+    assert found["low"] | found["high"]
+    assert not found["low"] & found["high"]
 
 
 @pytest.mark.parametrize("exchanged", ["data", "model"])

@@ -46,20 +46,15 @@ class Scaled(nn.Module):
         return self.net((x - self.low) / (self.high - self.low) * 2 - 1)
 
 
-class Recording(nn.Module):
-    """Keeps the largest batch it saw; its scores are the pixels' mean, times 0, 1, 2."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = 0
+class Mean(nn.Module):
+    """Its scores are the pixels' mean, times 0, 1, 2."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.largest = max(self.largest, x.size(0))
         return x.flatten(1).mean(1, keepdim=True) * torch.arange(3)
 
 
 class Touchy(nn.Module):
-    """Says what it saw, loudly, where a pixel lies above a half; then it fails, or its answer is not finite."""
+    """Where the first pixel is a certain one it fails, or its answer is not finite."""
 
     def __init__(self, fails: bool):
         super().__init__()
@@ -67,9 +62,9 @@ class Touchy(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         peak = x.flatten(1)[:, 0]
-        if self.fails and bool((peak == 0.8765).any()):
-            raise ValueError("I saw " + str(float(peak.max())))
         scores = x.flatten(1)[:, :3]
+        if self.fails:  # there is no score with the number 8765
+            return scores.gather(1, torch.arange(3) + (peak == 0.8765).long()[:, None] * 8765)
         return torch.where((peak == 0.8765)[:, None], torch.full_like(scores, float("nan")), scores)
 
 
@@ -251,11 +246,14 @@ def test_files_of_earlier_versions_still_open(tmp_path):
 
 
 def test_a_million_images_are_asked_about_in_slices(tmp_path):
-    primary = opened(torchscript(Recording(), tmp_path / "model.pt"))
+    primary = opened(torchscript(Mean(), tmp_path / "model.pt"))
+    asked, plain = [], primary.network.module
+    watched = dataclasses.replace(primary.network, module=lambda x: asked.append(len(x)) or plain(x))
+    primary = Primary(watched)
     million = torch.linspace(-1, 1, 1000).repeat(1000)[:, None, None, None].expand(-1, 1, SIDE, SIDE)
     answers = primary.predictions(million)
     assert torch.equal(answers, torch.where(million[:, 0, 0, 0] > 0, 2, 0))
-    assert primary.network.module.largest == 1024
+    assert max(asked) == 1024
 
 
 def test_our_own_model_is_asked_in_slices_too(monkeypatch):
@@ -464,7 +462,7 @@ def test_our_own_model_whose_answers_are_not_finite_is_refused(tmp_path):
 @pytest.mark.parametrize("middle", [nn.BatchNorm2d(4), nn.Dropout(0.5)])
 def test_a_program_exported_in_training_mode_is_refused(tmp_path, middle):
     path = dynamic(net(middle=middle).train(), tmp_path / "model.pt2")
-    with pytest.raises(ValueError, match=r"^Expected model\.pt2 to judge each image by itself"):
+    with pytest.raises(ValueError, match=r"^Expected a model in model\.pt2 that computes.*\.eval\(\)"):
         opened(path)
 
 
@@ -479,8 +477,8 @@ def secret_images():
 
 def test_nothing_a_foreign_model_says_about_an_image_gets_out(tmp_path):
     primary, x = opened(torchscript(Touchy(fails=True), tmp_path / "model.pt")), secret_images()
-    with pytest.raises(Exception, match=r"I saw 0\.8765"):
-        primary.network.module(x)  # it would quote the image
+    with pytest.raises(Exception, match=r"index 876\d is out of bounds"):
+        primary.network.module(x)  # it would quote what it made of the image
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         found = primary.predictions(x)
@@ -629,24 +627,3 @@ def test_training_that_cannot_be_is_refused_and_writes_nothing(tmp_path, public,
     with pytest.raises(ValueError, match=match):
         told("train", public, *arguments, "--to", tmp_path / "cnn.safetensors")
     assert not (tmp_path / "cnn.safetensors").exists()
-
-
-class Telling(torch.nn.Module):
-    def __init__(self, path: str):
-        super().__init__()
-        self.path = path
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.path == "":
-            print(x)
-        else:
-            torch.save(x, self.path)
-        return x.flatten(1)[:, :3]
-
-
-@pytest.mark.parametrize("kept", ["", "kept.pt"])
-def test_a_model_that_prints_or_saves_what_it_sees_is_refused(tmp_path, kept):
-    file = torchscript(Telling(kept and str(tmp_path / kept)), tmp_path / "model.pt")
-    with pytest.raises(ValueError, match="neither prints nor saves"):
-        opened(file)
-    assert not (tmp_path / "kept.pt").exists()

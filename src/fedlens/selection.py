@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fedlens.models.classifier import Primary
+from fedlens.models.primary import check_unchanged
 from fedlens.population import DataError, Population
 from fedlens.trees import Tree
 
@@ -24,7 +25,9 @@ def accuracies(population: Population, primary: Primary) -> np.ndarray:
     """
     users = population.only("x", "y")
     own = (users.unit(unit) for unit in range(len(users)))
-    return np.array([accuracy(user, primary) if len(user["y"]) else -1.0 for user in own])
+    shares = np.array([accuracy(user, primary) if len(user["y"]) else -1.0 for user in own])
+    check_unchanged(primary)
+    return shares
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +52,9 @@ class Classified:
         def verdict(user: Tree) -> torch.Tensor:
             return _right(user, primary) == self.right
 
-        return population.select(name, examples=verdict, at_least=self.minimum, shown=("x", "y"))
+        chosen = population.select(name, examples=verdict, at_least=self.minimum, shown=("x", "y"))
+        check_unchanged(primary)
+        return chosen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

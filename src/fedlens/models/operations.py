@@ -28,28 +28,29 @@ def named(words: str) -> frozenset[str]:
 # These answer with memory of their own, so that writing over their answers changes nothing that anybody keeps.
 MAKES = named(
     """
-    abs add addbmm addcdiv addcmul addmm addmv all any arange argmax argmin atan atan2 avg_pool1d avg_pool2d avg_pool3d baddbmm
-    batch_norm bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil celu clamp clamp_max clamp_min clone concat
-    concatenate constant_pad_nd conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution
-    _convolution _convolution_mode cos cosh cumsum div divide elu eq erf erfc exp expm1 eye fill floor floor_divide fmod
-    full full_like gather ge gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid hardswish hardtanh
-    hypot index_select instance_norm isfinite isinf isnan layer_norm le leaky_relu lerp less less_equal lift_fresh_copy
-    linear linspace log log10 log1p log2 log_sigmoid log_softmax _log_softmax logaddexp logical_and logical_not
-    logical_or logical_xor logsumexp lt masked_fill matmul max_pool1d max_pool2d max_pool3d maximum mean minimum mish mm
-    mul multiply native_group_norm native_layer_norm _native_batch_norm_legit_no_training ne neg negative new_full
-    new_ones new_zeros not_equal ones ones_like pow prelu prod reciprocal reflection_pad1d reflection_pad2d relu relu6
-    remainder repeat replication_pad1d replication_pad2d roll round rsqrt rsub scalar_tensor selu sigmoid sign silu sin
-    sinh softmax _softmax softplus softshrink softsign sqrt square stack std sub subtract sum tan tanh tensor threshold
-    tril triu true_divide trunc upsample_bicubic2d _upsample_bicubic2d_aa upsample_bilinear2d _upsample_bilinear2d_aa
-    upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact2d
-    upsample_trilinear3d var where xlogy zeros zeros_like
+    abs add addbmm addcdiv addcmul addmm addmv all any arange argmax argmin atan atan2 avg_pool1d avg_pool2d avg_pool3d
+    baddbmm batch_norm bitwise_and bitwise_not bitwise_or bitwise_xor bmm cat ceil celu clamp clamp_max clamp_min clone
+    concat concatenate constant_pad_nd conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    _convolution convolution _convolution_mode cos cosh cumsum div divide elu eq erf erfc exp expm1 eye fill floor
+    floor_divide fmod full full_like gather ge gelu glu greater greater_equal group_norm gt hardshrink hardsigmoid
+    hardswish hardtanh hypot index_select instance_norm isfinite isinf isnan layer_norm le leaky_relu lerp less
+    less_equal lift_fresh_copy linear linspace log log10 log1p log2 log_sigmoid _log_softmax log_softmax logaddexp
+    logical_and logical_not logical_or logical_xor logsumexp lt masked_fill matmul max_pool1d max_pool2d max_pool3d
+    maximum mean minimum mish mm mul multiply _native_batch_norm_legit _native_batch_norm_legit_no_training
+    native_group_norm native_layer_norm ne neg negative new_full new_ones new_zeros not_equal ones ones_like pow prelu
+    prod reciprocal reflection_pad1d reflection_pad2d relu relu6 remainder repeat replication_pad1d replication_pad2d
+    roll round rsqrt rsub scalar_tensor selu sigmoid sign silu sin sinh _softmax softmax softplus softshrink softsign
+    sqrt square stack std sub subtract sum tan tanh tensor threshold tril triu true_divide trunc upsample_bicubic2d
+    _upsample_bicubic2d_aa upsample_bilinear2d _upsample_bilinear2d_aa _upsample_lanczos2d_aa upsample_linear1d
+    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+    _upsample_nearest_exact3d upsample_trilinear3d var where xlogy zeros zeros_like
     """
 )
 
 # These may answer with a view of what they were handed, or with that itself.
 SHOWS = named(
     """
-    _adaptive_avg_pool2d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
+    adaptive_avg_pool1d _adaptive_avg_pool2d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
     adaptive_max_pool2d adaptive_max_pool3d alias alpha_dropout amax amin broadcast_tensors broadcast_to channel_shuffle
     chunk contiguous cosine_similarity detach diagonal dropout einsum embedding expand expand_as feature_alpha_dropout
     feature_dropout flatten flip index lift_fresh linalg_norm linalg_vector_norm max max_pool2d_with_indices median
@@ -64,16 +65,17 @@ SHOWS = named(
 WRITES = named(
     """
     abs_ add_ alpha_dropout_ celu_ clamp_ clamp_max_ clamp_min_ copy_ detach_ div_ dropout_ elu_ exp_ feature_dropout_
-    fill_ floor_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ log_ masked_fill_ mish_ mul_ neg_ pow_ reciprocal_ relu6_
-    relu_ round_ rsqrt_ selu_ sigmoid_ silu_ sqrt_ squeeze_ sub_ tanh_ threshold_ unsqueeze_ zero_
+    fill_ floor_ hardsigmoid_ hardswish_ hardtanh_ leaky_relu_ log_ masked_fill_ mish_ mul_ neg_ pow_ reciprocal_ relu_
+    relu6_ round_ rsqrt_ selu_ sigmoid_ silu_ sqrt_ squeeze_ sub_ tanh_ threshold_ unsqueeze_ zero_
     """
 )
 
 # They tell the shape or the type of a tensor, never its values.
 SHAPES = named(
     """
-    _assert_scalar _assert_tensor_metadata device dim dtype is_complex is_contiguous is_floating_point __is__ __isnot__
-    len layout numel size stride sym_constrain_range sym_constrain_range_for_size sym_numel sym_size sym_stride
+    _assert_scalar _assert_tensor_metadata device dim dtype __is__ is_complex is_contiguous is_floating_point is_nested
+    __isnot__ layout len numel size stride sym_constrain_range sym_constrain_range_for_size sym_numel sym_size
+    sym_stride
     """
 )
 
@@ -102,9 +104,10 @@ KEEPS = (
     " by .eval() and inplace=False"
 )
 _MIXES = "it writes pixels over a tensor made without them; write `a + b` in place of `a += b`"
+WRITES_DOWN = "it puts the values of pixels into a text, which a classifier has no use for"
 DECIDES = "it decides by the values of pixels what to do next; choose between two answers by torch.where instead"
 _HINTS = {
-    "SetAttr": KEEPS,
+    **dict.fromkeys(("SetAttr", "set_", "resize_"), KEEPS),
     **dict.fromkeys(("nonzero", "masked_select", "unique", "bincount", "equal", "is_nonzero", "tolist"), DECIDES),
     **dict.fromkeys(("bernoulli", "bernoulli_", "native_dropout", "rrelu", "rand_like", "randn_like"), _TRAINING),
 }

@@ -319,6 +319,11 @@ def _tried(primary: Primary, name: str) -> Primary:
         raise ValueError(
             f"Expected {name} to judge each image by itself, always alike: was it exported in training mode?"
         )
+    for rows in network.sizes if isinstance(network, Program) else ():
+        with torch.no_grad():
+            many = network.features(primary.params, images.repeat(-(-rows // len(images)), 1, 1, 1)[:rows])
+        if not torch.allclose(many[: len(images)], outputs[:rows], rtol=1e-3, atol=1e-4):
+            raise ValueError(f"Expected {name} to answer alike whether it is asked about {rows} images or fewer.")
     if isinstance(network, Program) and _are_probabilities(outputs):
         return Primary(dataclasses.replace(network, gives_probabilities=True))
     return primary

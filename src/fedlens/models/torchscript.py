@@ -20,7 +20,7 @@ from fedlens.models import archives, operations
 from fedlens.models.archives import Members
 from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
 
-_NEEDED = re.compile(r"data\.pkl|constants\.pkl|data/\d+|constants/\d+|code/[\w/]+\.py|version|byteorder")
+_NEEDED = re.compile(r"data\.pkl|constants\.pkl|data/\d+|constants/\d+|code/[\w/]+\.py|(\.data/)?version|byteorder")
 
 _CODES = operations.named(
     """
@@ -43,6 +43,7 @@ _PLAIN = operations.named(
     lower percentFormat reverse sorted str
     """
 )
+_TEXTS = operations.named("format percentFormat str")
 _PRIM = operations.named(
     """
     abs ListUnpack max min NumToTensor RaiseException TupleIndex TupleUnpack unchecked_cast unchecked_unwrap_optional
@@ -68,6 +69,9 @@ def opened(held: Members, name: str) -> tuple[Callable[[torch.Tensor], Any], Cal
             _check_known(node, name)
     frozen = torch.jit.freeze(loaded, optimize_numerics=False)
     graph = frozen.graph
+    for node in list(_nodes(graph)):
+        if node.kind() == "aten::warn":  # torch's own layers warn of how they are used; nobody is to read it here
+            node.destroy()
     _check_block(graph, {value.debugName(): _given(value) for value in graph.inputs()}, name)
     forward = frozen._c._get_method("forward")  # not the module: its hooks are no part of what was checked
 
@@ -163,7 +167,7 @@ def _called(operation: str, kind: str, arguments: list[Argument], plain: bool, n
     if operation == "RaiseException":  # what is raised is dropped
         return KEPT
     if plain and not clean and operation not in _TAKES_APART:
-        raise operations.refused(name, kind, operations.DECIDES)
+        raise operations.refused(name, kind, operations.WRITES_DOWN if operation in _TEXTS else operations.DECIDES)
     operations.check_writes(name, kind, arguments)
     casts = operation in ("unchecked_cast", "unchecked_unwrap_optional")
     return Facts(fresh=operation == "NumToTensor" or (casts and all(facts.fresh for facts in held)), clean=clean)
