@@ -13,8 +13,9 @@ ROOT = pathlib.Path(fedlens.__file__).parent
 
 # The table of docs/design.md, lowest first. A module may import the layers below its own, and its own package.
 LAYERS = (
-    {"version", "trees", "randomness", "files", "pins"},
-    {"arrayfiles", "tensorfiles", "replay", "functions"},
+    {"version", "trees", "randomness", "files"},
+    {"arrayfiles", "tensorfiles", "replay", "pins"},
+    {"functions"},
     {"transforms", "words", "misprints"},
     {"privacy", "models", "curator", "population"},
     {"ledger", "selection", "data", "readers", "prints"},

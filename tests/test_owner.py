@@ -409,6 +409,33 @@ def test_on_a_pinned_machine_public_is_what_its_owner_declared(pinned):
     assert run(pinned).code == 0
 
 
+def test_on_a_pinned_machine_no_other_file_is_opened_as_public(talk, monkeypatch):
+    """Which lines of a file repeat, and how many there are, was told of any file that a recipe named."""
+    assert fedlens("data", "pin", *ledger(talk)).code == 0
+    text = "[text]\nvocabulary = '{path}'\n[selections.all]\nby = 'everyone'\n[privacy]\nepsilon = 8.0\ndelta = 1e-5\n"
+    head = "name = 'look'\ntask = 'T3'\n[data]\npopulation = 'talk'\n" + text + "users = 20\npopulation = 60\n"
+    answers = []
+    for content in ("a\na\n", "one two\n", "fine\nwords\n"):
+        (talk / "other.txt").write_text(content)
+        (talk / "recipe.toml").write_text(head.format(path=talk / "other.txt"))
+        answers += [fedlens(verb, talk / "recipe.toml", *ledger(talk)).err for verb in ("plan", "run")]
+    assert len(set(answers)) == 1
+    assert "declared public" in answers[0]
+    done = fedlens("vocabulary", "count", talk / "other.txt", "--to", talk / "words.txt", *ledger(talk))
+    refused(done, "declared public")
+
+
+def test_on_a_pinned_machine_words_are_learnt_of_a_population_by_its_name(talk):
+    assert fedlens("data", "pin", *ledger(talk)).code == 0
+    options = "--epsilon", 8, "--delta", 1e-5, "--to", talk / "words.txt", "--size", 5, "--longest", 4
+    refused(fedlens("vocabulary", "learn", talk / "d.jsonl", "--population", 60, *options), "this machine is pinned")
+    refused(fedlens("vocabulary", "learn", "talk", "--population", 50, *options), "expected --population 60")
+    done = fedlens("vocabulary", "learn", "talk", "--population", 60, *options)
+    assert done.code == 0, done.err
+    assert "talk" in Ledger(talk / "out" / "ledger.sqlite").populations()
+    pins.check_public(talk / "words.txt")  # recipes may use it now
+
+
 def test_on_a_pinned_machine_no_function_of_ones_own_is_imported(pinned):
     for change in ("hypotheses=['antigravity:fly']", "data.bug={kind='antigravity:fly'}"):
         refused(run(pinned, change), "this machine is pinned")

@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedlens import data, files, pins, preparation, prints, readers
+from fedlens import data, pins, preparation, prints, readers
 from fedlens.models.primary import is_foreign
 from fedlens.owner import Bounds, Owner, absolute, registration, selectable
 from fedlens.population import DataError, Population, SchemaError
@@ -24,7 +24,7 @@ from fedlens.registration import EXACT, Policy, Registration, refuse
 
 ALIKE = 0.2  # of the examples of unknown data: so many in a registered population are no accident
 PUBLIC_SHARE = 0.01  # of the examples of a file that is called public
-IN_PASSING, DECLARED = "(in passing)", "(public files)"  # names of entries that belong to no population
+IN_PASSING = "(in passing)"  # the name of an entry that belongs to no population
 DEMONSTRATED = {name for source in BUILT_IN for name in (source, f"{source}-without-bug")}  # budgets of public data
 CLOSED = (
     "Expected data as the recipe says they are (how many units, which labels). What they are, their owner says (fedlens"
@@ -257,10 +257,12 @@ def _one_file(one: str, other: str) -> bool:
 
 def declare_public(paths: Sequence[pathlib.Path], owner: Owner) -> None:
     """By the owner: files that recipes may use as public on a pinned machine."""
+    pin = pins.found()
+    if pin is None:
+        raise ValueError("Expected a pinned machine (fedlens data pin): on others nothing needs to be declared public.")
     for path in paths:
         _compare(path, functools.partial(_any_prints, path), owner)
-    hashes = {files.sha256(found) for path in paths for found in files.within(path)}
-    owner.book.register(DECLARED, {"sha256s": sorted(_declared(owner) | hashes)})
+    pins.declare(pin, paths)
 
 
 def check_public_images(path: pathlib.Path, images: str, owner: Owner) -> None:
@@ -283,19 +285,10 @@ def _check_public_files(recipe: Recipe, owner: Owner) -> None:
 
 def _check_public(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owner) -> None:
     """What is public on a pinned machine, its owner has said: a comparison would tell what the data hold."""
-    pin = pins.found()
-    if pin is None:
+    if pins.found():
+        pins.check_public(path)
+    else:
         _compare(path, printed, owner)
-    elif not {files.sha256(found) for found in files.within(path)} <= _declared(owner):
-        raise ValueError(
-            f"Expected {path.name} among the files that the owner has declared public (fedlens data public): this"
-            f" machine is pinned ({pin.place})."
-        )
-
-
-def _declared(owner: Owner) -> set[str]:
-    entries = (entry for entry in owner.book.registrations() if entry.population == DECLARED)
-    return {sha256 for entry in entries for sha256 in entry.facts["sha256s"]}
 
 
 def _compare(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owner) -> None:
@@ -310,5 +303,5 @@ def _compare(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owne
 def _any_prints(path: pathlib.Path, key: bytes) -> Prints:
     """Of all images in a file, or of its sentences: whatever recipes may take for public."""
     if path.suffix == ".npz":
-        return prints.of_images(data.images_in(path), key)
-    return prints.of_sentences(readers.sentences_of(path), key)
+        return prints.of_images(data.images_in(path, declared=False), key)
+    return prints.of_sentences(readers.sentences_of(path, declared=False), key)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fedlens import arrayfiles, transforms
+from fedlens import arrayfiles, pins, transforms
 from fedlens.population import DataError, Population, SchemaError
 from fedlens.transforms import Change
 from fedlens.trees import pixels
@@ -67,13 +67,16 @@ def from_npz(
     return Population.from_arrays(path.stem, columns, counts)
 
 
-def images_in(path: pathlib.Path, name: str | None = None) -> list[np.ndarray]:
+def images_in(path: pathlib.Path, name: str | None = None, declared: bool = True) -> list[np.ndarray]:
     """Of PUBLIC data: the images of this name, or all arrays of images that a file holds."""
+    if declared:
+        pins.check_public(path)
     found = _arrays(path, [name] if name else arrayfiles.names_in(path))
     return [as_images(array, key) for key, array in found.items() if name or array.ndim in (3, 4)]
 
 
 def public_npz(path: pathlib.Path, *, images: str, labels: str) -> Public:
+    pins.check_public(path)
     arrays = _arrays(path, [images, labels])
     _same_length(path, arrays)
     return Public(as_images(arrays[images], images), as_labels(arrays[labels], labels))

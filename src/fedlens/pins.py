@@ -1,7 +1,8 @@
-"""The pin of an owner's machine: which ledger counts there, whatever a command line says.
+"""The pin of an owner's machine: which ledger counts there, and which files are public, whatever a recipe says.
 
-Whoever may only hand in recipes cannot choose another ledger then, nor bring data that nobody registered. The file is
-written by `fedlens data pin`; the machine's own comes before that of a user.
+Whoever may only hand in recipes cannot choose another ledger then, nor bring data that nobody registered, nor have a
+file opened as public that is not. `fedlens data pin` and `fedlens data public` write it; the machine's own comes before
+that of a user.
 """
 
 import dataclasses
@@ -9,19 +10,23 @@ import json
 import os
 import pathlib
 import tomllib
+from collections.abc import Iterable
+
+from fedlens import files
 
 MACHINE = pathlib.Path("/etc/fedlens/pin.toml")
-_MOST = 2**16  # bytes of a pin: it is a few lines
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pin:
     ledger: str  # its address: an absolute path, or postgresql://…
     functions: bool = False  # whether recipes may name functions of one's own: their modules are imported here
+    public: frozenset[str] = frozenset()  # SHA-256 of the files that are declared public
     place: pathlib.Path  # of the pin itself
 
-    def text(self) -> str:
-        return f"ledger = {json.dumps(self.ledger, ensure_ascii=False)}\nfunctions = {str(self.functions).lower()}\n"
+    def save(self) -> None:
+        values = {"ledger": self.ledger, "functions": self.functions, "public": sorted(self.public)}
+        files.write(self.place, "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
 
 
 def of_user() -> pathlib.Path:
@@ -32,18 +37,37 @@ def of_user() -> pathlib.Path:
 def found() -> Pin | None:
     """The pin that holds here. One that cannot be read is no leave to go on without it."""
     for place in (MACHINE, of_user()):
+        told = f'Expected a line ledger = "…" in the pin {place}; it cannot be read.'
         try:
-            with place.open("rb") as file:
-                told = tomllib.loads(file.read(_MOST).decode())
-                ledger, functions = told["ledger"], told.get("functions", False)
+            with files.damage(told):
+                values = files.parsed_toml(files.content(place).decode(), told)
+                ledger, functions, public = values["ledger"], values.get("functions", False), values.get("public", [])
+                if not isinstance(ledger, str) or not ledger or not all(isinstance(sha256, str) for sha256 in public):
+                    raise ValueError
         except FileNotFoundError:
             continue
-        except (OSError, KeyError, ValueError, RecursionError):
-            raise ValueError(f'Expected a line ledger = "…" in the pin {place}; it cannot be read.') from None
-        if not isinstance(ledger, str) or not ledger:
-            raise ValueError(f'Expected a line ledger = "…" in the pin {place}.')
-        return Pin(ledger=ledger, functions=functions is True, place=place)
+        except (OSError, tomllib.TOMLDecodeError):
+            raise ValueError(told) from None
+        return Pin(ledger=ledger, functions=functions is True, public=frozenset(public), place=place)
     return None
+
+
+def check_public(path: pathlib.Path) -> None:
+    """Before a file is opened as public: on a pinned machine its owner has declared it so.
+
+    What is wrong with a file, or how long it is, would otherwise be told about any file of the machine.
+    """
+    pin = found()
+    if pin is not None and not {files.sha256(one) for one in files.within(path)} <= pin.public:
+        raise ValueError(
+            f"Expected {path.name} among the files that the owner has declared public (fedlens data public): this"
+            f" machine is pinned ({pin.place})."
+        )
+
+
+def declare(pin: Pin, paths: Iterable[pathlib.Path]) -> None:
+    new = {files.sha256(one) for path in paths for one in files.within(path)}
+    dataclasses.replace(pin, public=pin.public | new).save()
 
 
 def address(given: str | None, default: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens import preparation, readers, text_preparation, words
+from fedlens import pins, preparation, readers, text_preparation, words
 from fedlens.admission import Asked, resolved
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.inspection.samples import provenance
@@ -192,6 +192,11 @@ def learned(
     except BaseException:
         book.close(run)  # what was not charged is returned
         raise
+    if pin := pins.found():  # it is a release, which recipes may use
+        try:
+            pins.declare(pin, [to])
+        except OSError:
+            say(f"the owner of this machine must declare {to.name} public before recipes can use it")
     return found
 
 

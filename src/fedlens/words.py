@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens import files, functions
+from fedlens import files, functions, pins
 
 SPELLING_START, SPELLING_END, SPELLING_SYMBOLS = 256, 257, 258  # after the bytes 0..255
 PADDING = -1
@@ -127,6 +127,7 @@ class Vocabulary:
 
         What `save` wrote beside the list is its provenance, and what it cost; it must be about these very words.
         """
+        pins.check_public(pathlib.Path(path))
         content = files.content(pathlib.Path(path))
         facts = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest())
         lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")

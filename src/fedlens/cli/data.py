@@ -260,13 +260,15 @@ def pin(
 
 
 def _pin(ledger: str, functions: bool, machine: bool = False) -> pathlib.Path:
-    from fedlens import files, pins
+    from fedlens import pins
     from fedlens.ledger import is_remote
 
     address = ledger if is_remote(ledger) else str(pathlib.Path(ledger).resolve())
-    made = pins.Pin(ledger=address, functions=functions, place=pins.MACHINE if machine else pins.of_user())
-    files.write(made.place, made.text())
-    return made.place
+    before = pins.found()
+    place = pins.MACHINE if machine else pins.of_user()
+    public = before.public if before else frozenset()
+    pins.Pin(ledger=address, functions=functions, public=public, place=place).save()
+    return place
 
 
 def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool = True) -> "tuple[Ledger, Owner]":

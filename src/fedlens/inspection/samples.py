@@ -146,8 +146,11 @@ def as_delta(value: object) -> float:
 
 
 def as_head(value: Any) -> Head:
-    number, text = value
-    return as_number(number), as_label(text)
+    """The number and hash of an entry and, unless an older version wrote it, which ledger it is of."""
+    number, digest, *ledger = value
+    if len(ledger) > 1:
+        raise ValueError
+    return (as_number(number), as_label(digest), *map(as_label, ledger))  # type: ignore[return-value]
 
 
 def _check_images(images: torch.Tensor, classes: torch.Tensor | None) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens import pins
 from fedlens.population import DataError, Population
 from fedlens.readers.docstrings import docstrings, public_text
 from fedlens.readers.hdf5 import hdf5, hdf5_text
@@ -124,8 +125,10 @@ def text(path: Path, *, user: str = "user", text: str = "text", attributes: Sequ
 
 
 @functools.lru_cache(maxsize=2)
-def sentences_of(path: pathlib.Path) -> list[str]:
+def sentences_of(path: pathlib.Path, declared: bool = True) -> list[str]:
     """PUBLIC text, and never private one: JSONL, whoever the users, or a plain file with a sentence a line."""
+    if declared:
+        pins.check_public(path)
     if ".jsonl" in path.suffixes or path.is_dir():
         return [as_sentence(row) for row in text(path).columns["text"]]
     try:
