@@ -139,6 +139,7 @@ def test_a_run_tells_its_plan_and_its_progress_to_standard_error(made):
     assert f"{made.run.name}: planned epsilon 8.00 at delta 1e-05 per user (add/remove), SIMULATED" in made.err
     assert "low: round 2/2, epsilon so far" in made.err
     assert "high: round 2/2, epsilon so far" in made.err
+    assert all(line.endswith(", SIMULATED") for line in made.err.splitlines() if ": round " in line)
 
 
 def test_a_run_for_a_person_ends_with_the_page_to_open(tmp_path, recipe):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import trees
+from fedlens import planning, trees
 from fedlens.algorithms import Adam, FedAvgGan
 from fedlens.inspection import Model, Samples
 from fedlens.models.gan import Gan
@@ -149,6 +149,13 @@ def test_a_run_keeps_the_labels_of_its_samples(tmp_path):
     assert torch.equal(again.images, drawn.images)
     assert torch.equal(again.classes, drawn.classes)
     assert json.loads((run.folder / "report.json").read_text())["findings"] == []
+
+
+def test_a_conditional_recipe_can_be_planned():
+    """Its made-up users hold labels too."""
+    forecast = planning.forecast(Recipe.parsed(RECIPE), None)
+    assert forecast.seconds > 0
+    assert forecast.joint.epsilon <= 8.0
 
 
 def test_labels_beyond_the_classes_are_refused_before_anything_is_spent(tmp_path):

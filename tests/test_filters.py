@@ -394,12 +394,13 @@ def test_a_joint_guarantee_of_several_runs_says_what_it_takes_for_granted():
 
 # Plan and ledger agree
 
-POISSON = toy_recipes.TINY.replace("clip = 0.1", "clip = 0.1\nsampling = 'poisson'\nrate = 0.2\ncapped = false")
+TINY = toy_recipes.TINY.replace("epsilon = 8.0", "epsilon = 0.8\ncount_noise = 50.0")
+POISSON = TINY.replace("clip = 0.1", "clip = 0.1\nsampling = 'poisson'\nrate = 0.2\ncapped = false")
 STATES = {
-    "nothing released": (10.0, ()),
-    "a little": (10.0, ("privacy.epsilon=2",)),
-    "much": (10.0, ("privacy.epsilon=7",)),
-    "as planned": (8.01, ("privacy.epsilon=8",)),
+    "nothing released": (1.0, ()),
+    "a little": (1.0, ("privacy.epsilon=0.2",)),
+    "much": (1.0, ("privacy.epsilon=0.7",)),
+    "as planned": (0.801, ("privacy.epsilon=0.8",)),
 }
 
 
@@ -416,9 +417,9 @@ def test_what_plan_says_fits_is_accepted_and_what_it_says_does_not_is_refused(st
             for release in range(item.plan.releases):
                 book.charge(item.account, item.stage, item.plan, release=release, query=f"{release}")
     said = set()
-    for target, sampling in itertools.product([1.5, 2.5, 5.0, 7.8], ["poisson", "everyone"]):
+    for target, sampling in itertools.product([0.15, 0.3, 0.5, 0.99], ["poisson", "everyone"]):
         changes = [f"privacy.epsilon={target}"]
-        asked = (recipe if sampling == "poisson" else Recipe.parsed(toy_recipes.TINY)).changed(changes)
+        asked = (recipe if sampling == "poisson" else Recipe.parsed(TINY)).changed(changes)
         forecast = planning.forecast(asked, book)
         said.add(forecast.fits)
         assert forecast.to_dict()["fits"] == forecast.fits

@@ -150,9 +150,34 @@ MUTATIONS = {
     ),
     "the budget": (
         "ledger/book.py",
-        "if over(budget, whole.epsilon):",
+        "if not state.fits(new):",
         "if False:",
         "test_budgets.py::test_what_is_reserved_binds_others_as_if_it_were_spent[sqlite]",
+    ),
+    "the filter of plans that are chosen after looking": (
+        "ledger/admission.py",
+        "return not over(self.budget, self.counted(new))",
+        "return not over(self.budget, self.planned(new))",
+        "test_filters.py::test_an_adversary_who_picks_the_second_plan_by_the_first_answer_would_get_twice_the_delta"
+        "_and_is_refused",
+    ),
+    "the one rule for what was planned beforehand": (
+        "ledger/admission.py",
+        "if rule is Rule.AS_PLANNED:\n            return self._held(after)",
+        "if False:\n            return self._held(after)",
+        "test_filters.py::test_what_fits_only_as_planned_may_be_carried_out_and_nothing_else_may_follow[sqlite]",
+    ),
+    "the whole price of sampled plans that were begun": (
+        "ledger/spending.py",
+        "return carried_out(plan, releases) if is_gaussian(plan) else plan",
+        "return carried_out(plan, releases)",
+        "test_filters.py::test_a_sampled_plan_that_was_begun_is_owed_whole_and_one_that_was_not_is_returned[sqlite]",
+    ),
+    "the promised price": (
+        "runs.py",
+        "joint=self.promised(),",
+        "joint=self.recipe.guarantee([book.spending(account) for account in self._accounts()]),",
+        "test_runs.py::test_the_price_in_the_report_does_not_tell_whether_a_group_was_too_small[100]",
     ),
     "the leave": (
         "ledger/book.py",

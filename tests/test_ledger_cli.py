@@ -697,6 +697,13 @@ def test_a_sweep_over_epsilon_tells_the_noise_it_takes(recipe):
     assert cells[0]["noise_multiplier"] > cells[1]["noise_multiplier"]
 
 
+def test_a_sweep_never_rounds_an_epsilon_down(tmp_path):
+    path, axes = written(tmp_path, TINY.replace("epsilon = 8.0", "noise_multiplier = 2.0")), "rounds=2,3,5,8,13,21,34"
+    exact = [cell["epsilon"] for cell in answer("plan", path, "--sweep", axes)["sweep"]]
+    printed = [float(line.split()[1]) for line in fedlens("plan", path, "--sweep", axes).out.splitlines()[1:]]
+    assert all(0 <= told - true < 2e-3 * true for told, true in zip(printed, exact, strict=True))
+
+
 @pytest.mark.parametrize("axes", ["rounds", "", "rounds=", "=3", "rounds=2,,3", "rounds=two", "nonsense=1", "rounds=0"])
 def test_a_sweep_that_means_nothing_is_a_mistake_of_the_caller(recipe, axes):
     failed(2, "(?i)--sweep|problem", "plan", recipe, "--sweep", axes)

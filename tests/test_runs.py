@@ -912,7 +912,8 @@ def test_a_group_with_too_few_users_gets_no_model_and_no_finding(tmp_path):
     (warning,) = report.warnings
     assert warning.startswith("all: a noisy head count found fewer than 100 users")
     assert entries(run) == {f"{run.name}/all count": 1}
-    assert 0 < report.guarantee.epsilon < 2
+    assert "the price that was promised stands" in warning
+    assert report.guarantee == run.promised()  # a lower price would tell that a noisy count was small
     assert not list(run.folder.rglob("model.safetensors"))
     assert (run.folder / "report.html").exists()
     assert (run.folder / "MANIFEST.json").exists()
@@ -930,6 +931,43 @@ def test_of_two_groups_the_one_with_enough_users_is_shown_alone(tmp_path):
     assert any(warning.startswith("low: ") for warning in report.warnings)
     assert entries(run) == {f"{run.name}/low count": 1} | paid(run, 1, "high")
     assert "score" not in report.text()
+
+
+@pytest.mark.parametrize("minimum", [1, 100])
+def test_the_price_in_the_report_does_not_tell_whether_a_group_was_too_small(tmp_path, minimum):
+    run = created(tmp_path, "privacy.rounds=1", f"privacy.minimum_users={minimum}", recipe=PAIR)
+    report = run.executed(quiet)
+    assert len(report.runs) == (2 if minimum == 1 else 0)
+    assert report.guarantee == run.promised()
+    told = json.loads((run.folder / "report.json").read_text())["guarantee"]
+    assert told["epsilon"] == json.loads((run.folder / "plan.json").read_text())["guarantee"]["epsilon"]
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_epsilon_so_far_is_that_of_the_whole_run(tmp_path, apart):
+    """Of the second model it holds the first: what both released, or the dearer of two groups that share nobody."""
+    recipe = PAIR
+    if apart:
+        recipe = recipe.replace('by = "wrong"\nminimum_examples = 1', 'by = "accuracy"\nbelow = 0.5')
+        recipe = recipe.replace('by = "right"\nminimum_examples = 1', 'by = "accuracy"\nat_least = 0.5')
+    run, told = created(tmp_path, "privacy.rounds=2", "privacy.minimum_users=1", recipe=recipe), []
+    report = run.executed(lambda name, done, rounds, facts: told.append((name, done, facts)))
+    rounds = {(name, done): facts["epsilon_so_far"] for name, done, facts in told}
+    first, second = run.recipe.selections
+    if (second, 2) in rounds:
+        assert rounds[second, 2] == pytest.approx(report.guarantee.epsilon, abs=1e-3)
+        assert (rounds[second, 1] == rounds[first, 2]) == apart
+        assert rounds[second, 1] >= rounds[first, 2] > rounds[first, 1]
+    assert rounds[first, 2] == pytest.approx(run.recipe.guarantee(run.recipe.spendings()[:1]).epsilon, abs=1e-3)
+    assert all(facts["simulated"] is True for _, _, facts in told)
+    for path in run.folder.glob("*/metrics.jsonl"):
+        assert all(json.loads(line)["simulated"] is True for line in path.read_text().splitlines())
+
+
+def test_metrics_of_real_noise_are_not_called_simulated(tmp_path):
+    run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=1", seed=None)
+    run.executed(quiet)
+    assert "simulated" not in (run.folder / "all" / "metrics.jsonl").read_text()
 
 
 def test_without_noise_every_epsilon_is_infinite(tmp_path):

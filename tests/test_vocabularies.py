@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import hashlib
 import json
 import re
 import types
@@ -11,12 +12,13 @@ import pytest
 from test_cli import answer, fedlens
 from toy_texts import by_hand
 
-from fedlens import files, readers, vocabularies
+from fedlens import files, readers, vocabularies, words
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import Budget, Ledger, NotApprovedError, Spending, guarantee
 from fedlens.owner import Bounds, Owner
 from fedlens.population import DataError, Population
+from fedlens.readers.docstrings import docstrings, public_text
 from fedlens.recipe_tables import Data
 from fedlens.recipes import Recipe
 from fedlens.registration import Policy
@@ -181,6 +183,60 @@ def test_a_list_that_the_ledger_knows_as_learnt_does_not_pass_at_another_price(l
     assert not (tmp_path / "out").exists()
     beside.write_text(json.dumps(told))
     Run.created(recipe_of(talk, tmp_path / "vocab.txt"), tmp_path / "out", address=book, seed=None, device="cpu")
+
+
+CHANGES = {
+    "one word less": lambda words: words[:-1],
+    "a fifth more": lambda words: [*words, *(f"new{number}" for number in range(len(words) // 5))],
+    "in another order": lambda words: words[::-1],
+    "one half": lambda words: words[: len(words) // 2],
+    "the other half": lambda words: words[len(words) // 2 :],
+    "in capitals": lambda words: [word.upper() for word in words],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_list_made_of_a_learnt_one_does_not_pass_for_free(learn, tmp_path, book, change):
+    talk, taken = tmp_path / "long.jsonl", tmp_path / "taken.txt"
+    said = " ".join(f"{first}{second}" for first in "abcde" for second in "vwxyz")
+    talk.write_text("".join(json.dumps({"user": f"id{n}", "text": [said]}) + "\n" for n in range(USERS)))
+    found = learn(seed=None, data=str(talk), epsilon=60.0, words_per_user=25).words
+    assert len(found) == 25
+    taken.write_text("".join(f"{word}\n" for word in CHANGES[change](list(found))))
+
+    def create():
+        return Run.created(recipe_of(talk, taken), tmp_path / "out", address=book, seed=None, device="cpu")
+
+    with pytest.raises(ValueError, match=r"the list was learnt by vocabulary-\w{6}\."):
+        create()
+    told = json.loads((tmp_path / "vocab.txt.json").read_text())
+    digest = hashlib.sha256(taken.read_bytes()).hexdigest()
+    beside = tmp_path / "taken.txt.json"
+    if change in ("one word less", "a fifth more", "in another order", "in capitals"):
+        beside.write_text(json.dumps({"provenance": "public, I say", "words_sha256": digest}))
+        with pytest.raises(ValueError, match=r"the list was learnt by vocabulary-\w{6}\."):
+            create()
+    beside.write_text(json.dumps(told | {"words_sha256": digest}))
+    assert create().recipe.earlier  # with the price it may be used
+
+
+def test_an_ordinary_public_list_is_not_taken_for_a_learnt_one(learn, talk, tmp_path, book):
+    """Frequent words are frequent everywhere: docstrings and the help of Python have most of theirs in common."""
+    learn(seed=None)
+    sentences = [words.as_sentence(row) for row in docstrings().columns["text"]]
+    for size in (100, 1000, 5000):
+        found = words.counted(sentences, size, "plain", "docstrings")
+        public = words.counted(public_text().splitlines(), size, "plain", "help")
+        assert not public.resembles(found.marks, named=True)
+        assert not public.resembles(found.marks, named=False)
+        assert found.resembles(found.marks, named=True)
+    short = words.counted(sentences, 50, "plain", "docstrings")
+    assert short.resembles(found.marks, named=False)  # says not where it comes from
+    assert not short.resembles(found.marks, named=True)
+    assert not short.resembles(frozenset(), named=False)
+    taken = tmp_path / "public.txt"
+    vocabularies.counted(talk, taken, size=3)  # declared to be public, and kept so with the list
+    Run.created(recipe_of(talk, taken), tmp_path / "out", address=book, seed=None, device="cpu")
 
 
 def test_the_price_is_that_of_the_whole_plan_though_it_may_end_early(learn, tmp_path, book):

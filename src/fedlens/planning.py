@@ -205,6 +205,8 @@ class _Stopwatch:
         width = self._recipe.algorithm().examples_per_unit
         example = torch.zeros(text.width + 2) if text else torch.zeros(1, side, side)
         unit = {"x": example.byte().expand(width, *example.shape), "mask": torch.ones(width)}
+        if self._recipe.model.classes:
+            unit["y"] = torch.zeros(width, dtype=torch.long)
         with torch.no_grad():
             seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
             if seconds < 0.03:

@@ -6,6 +6,7 @@ The report is made from what is in the run's folder: no private data is read, an
 import dataclasses
 import datetime
 import functools
+import itertools
 import math
 import pathlib
 import platform
@@ -30,7 +31,7 @@ from fedlens.inspection import (
     opened,
 )
 from fedlens.inspection.contrast import SHOWN
-from fedlens.ledger import Head, Spending, guarantee
+from fedlens.ledger import Head, Spending
 from fedlens.ledger.spending import carried_out
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
@@ -56,19 +57,23 @@ def plan_of(recipe: Recipe, promised: Guarantee) -> dict[str, Any]:
     }
 
 
-def facts(recipe: Recipe, done: int, charged: int) -> dict[str, Any]:
-    """The epsilon so far, of one model alone; where computing it takes long, only now and then.
+def facts(recipe: Recipe, selection: str, done: int, charged: int, *, simulated: bool) -> dict[str, Any]:
+    """What the whole run has cost by now: the models before this one and it; where that takes long, now and then.
 
-    More may be charged than done: a crash can cost releases.
+    Models before it count as promised, whether they were trained or of too few users: that depends on the data. More
+    may be charged than done: a crash can cost releases.
     """
+    told = {"simulated": True} if simulated else {}
     count, train = recipe.plans
     exact = isinstance(train, MatrixPlan) or accounting.accountant([train]) == accounting.EXACT
     every = 1 if exact else max(1, train.releases // 10)
     if done % every and done != train.releases:
-        return {}
-    own = dataclasses.replace(recipe.spendings()[0], plans=(count, carried_out(train, charged)))
-    cost = guarantee([recipe.owed(own)], recipe.privacy.delta).epsilon
-    return {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
+        return told
+    named = dict(zip(recipe.selections, recipe.spendings(simulated=simulated), strict=False))
+    before = [named[name] for name in itertools.takewhile(lambda name: name != selection, recipe.selections)]
+    own = dataclasses.replace(named[selection], plans=(count, carried_out(train, charged)))
+    cost = recipe.guarantee([*before, own, *recipe.learning(simulated=simulated)]).epsilon
+    return told | {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
 
 def glimpsed(
@@ -197,7 +202,8 @@ def _warnings(recipe: Recipe, models: Mapping[str, Trained]) -> tuple[str, ...]:
         if selection not in models:
             told.append(
                 f"{selection}: a noisy head count found fewer than {recipe.privacy.minimum_users} users; "
-                "no model was trained on so few, and there is nothing to compare"
+                "no model was trained on so few, and there is nothing to compare. Its rounds were not released; the "
+                "price that was promised stands, since whether they were depends on the data"
             )
         elif lost := recipe.privacy.rounds - models[selection].rounds:
             told.append(

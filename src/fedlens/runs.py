@@ -233,8 +233,8 @@ class Run:
             self.folder,
             self.recipe,
             models,
-            # It covers every group, also one whose model was not trained: it was counted.
-            joint=self.recipe.guarantee([book.spending(account) for account in self._accounts()]),
+            # As promised, also where a model was not trained on too few users: a lower price would tell about the data.
+            joint=self.promised(),
             primary=preparation.primary(self.recipe, None, self.folder / "primary.safetensors"),
             device=self.device,
         )
@@ -344,7 +344,7 @@ class Run:
         try:
             for state in states:
                 done = int(state["round"])
-                facts = self._facts(done, curator.charged) | (
+                facts = self._facts(folder.name, done, curator.charged) | (
                     {"clip": round(float(state["clip"]), 6)} if "clip" in state else {}
                 )
                 files.append_line(folder / "metrics.jsonl", json.dumps({"round": done} | facts))
@@ -367,8 +367,8 @@ class Run:
         self._checkpoint(folder, state, curator)
         return state
 
-    def _facts(self, done: int, charged: int) -> dict[str, Any]:
-        return run_reports.facts(self.recipe, done, charged)
+    def _facts(self, selection: str, done: int, charged: int) -> dict[str, Any]:
+        return run_reports.facts(self.recipe, selection, done, charged, simulated=self.seed is not None)
 
     def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
         engine = dataclasses.asdict(curator.engine) if curator.engine else None
@@ -399,16 +399,20 @@ def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
 
 def _check_price(recipe: Recipe, book: Ledger) -> None:
     """A list that this ledger knows as learnt comes with the price that it was booked at."""
+    words = recipe.vocabulary
+    named = bool(words.facts) or bool(recipe.text and recipe.text.vocabulary is None)  # counted in public text just now
     booked = [
         (told["run"], told["simulated"], [stage["plan"] for stage in told["stages"]])
         for told in book.runs()
-        if told["model"] == recipe.vocabulary.digest
+        if told["model"] == words.digest or words.resembles(book.learnt(told["run"]), named)
     ]
     told = [(e.account.run, e.account.simulated, [plan.to_dict() for plan in e.plans]) for e in recipe.earlier]
     if booked and not any(price in booked for price in told):
         runs = " or ".join(run for run, _, _ in booked)
         raise ValueError(
             f"Expected the price of the vocabulary beside it, as the ledger knows it: the list was learnt by {runs}."
+            " (Most of its words are words of that list. Of public text, fedlens vocabulary count makes a list that"
+            " says where it comes from.)"
         )
 
 

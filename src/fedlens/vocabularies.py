@@ -188,7 +188,7 @@ def learned(
         found = _released(asked, sentences, run, book, randomness, device)
         found = dataclasses.replace(found, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
         found.save(to)
-        book.close(run, found.digest)
+        book.close(run, found.digest, words=found.marks)
     except BaseException:
         book.close(run)  # what was not charged is returned
         raise

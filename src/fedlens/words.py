@@ -11,7 +11,7 @@ import json
 import pathlib
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedlens import files, functions, pins
 SPELLING_START, SPELLING_END, SPELLING_SYMBOLS = 256, 257, 258  # after the bytes 0..255
 PADDING = -1
 SENTENCE_BYTES = 256
+ALIKE = 0.8  # share of words in common; lists of two texts about one thing reach 0.75
 
 _MOST_PROBLEMS = 1000  # lines that one error names
 _ACCENT = "\u0300"  # stands for every combining mark, which `re` does not count as a part of a word
@@ -114,6 +115,21 @@ class Vocabulary:
     @property
     def _content(self) -> bytes:
         return "".join(f"{word}\n" for word in self.words).encode()
+
+    @functools.cached_property
+    def marks(self) -> frozenset[str]:
+        """Short hashes of the words, however they are ordered and whatever their case: to recognise a list by."""
+        plain = {unicodedata.normalize("NFKC", word).casefold() for word in self.words}
+        return frozenset(hashlib.sha256(word.encode("utf-8", "surrogateescape")).hexdigest()[:8] for word in plain)
+
+    def resembles(self, marks: Set[str], named: bool) -> bool:
+        """Whether most of it was taken from the list with these marks.
+
+        Short public lists hold the words that are frequent everywhere, which long ones that were learnt hold too. So a
+        list that is `named`, which says where it comes from, is only taken for the other if both are nearly the same.
+        """
+        whole = self.marks | marks if named else self.marks
+        return bool(marks) and len(self.marks & marks) >= ALIKE * len(whole)
 
     def save(self, path: pathlib.Path | str) -> None:
         """The words, and beside them what is known about them: first, lest a list that was paid for pass for free."""

@@ -26,9 +26,10 @@ def progress() -> Iterator["Watcher"]:
 
 def _told(facts: dict[str, Any]) -> str:
     epsilon, clip = facts.get("epsilon_so_far"), facts.get("clip")
-    return (f", epsilon so far {epsilon}" if epsilon is not None else "") + (
-        f", clip {clip:g}" if clip is not None else ""
-    )
+    told = [f"epsilon so far {epsilon}"] if epsilon is not None else []
+    told += [f"clip {clip:g}"] if clip is not None else []
+    told += ["SIMULATED"] if facts.get("simulated") else []
+    return "".join(f", {fact}" for fact in told)
 
 
 @contextlib.contextmanager

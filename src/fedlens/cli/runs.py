@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.resources
+import math
 import pathlib
 import shlex
 import sys
@@ -424,12 +425,18 @@ def _called_by_its_run(model: "Trained", folder: pathlib.Path) -> "Trained":
     return dataclasses.replace(model, label=f"{model.label}, {folder.resolve().parent.name}")
 
 
+def _cell(name: str, value: Any) -> str:
+    """Four digits; an epsilon is never rounded down."""
+    if not isinstance(value, float):
+        return str(value)
+    if name != "epsilon" or float(f"{value:.4g}") >= value:
+        return f"{value:.4g}"
+    return f"{value + 10.0 ** (math.floor(math.log10(value)) - 3):.4g}"
+
+
 def _table(cells: list[dict[str, Any]]) -> str:
     columns = list(cells[0])
-    rows = [
-        [f"{cell[name]:.4g}" if isinstance(cell[name], float) else str(cell[name]) for name in columns]
-        for cell in cells
-    ]
+    rows = [[_cell(name, cell[name]) for name in columns] for cell in cells]
     widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
     return "\n".join(
         "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)) for row in [columns, *rows]

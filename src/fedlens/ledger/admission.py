@@ -104,15 +104,17 @@ class Admission:
         plans = [plan for spending in [*self.before, *new] for plan in spending.plans]
         if all(map(is_gaussian, plans)):
             return ""
+        counted = self.counted(new)
         if rule is Rule.BEFOREHAND:
+            follow = " (more than the budget: nothing else could follow)" if over(self.budget, counted) else ""
             return (
                 "priced as planned at once, before any answer is seen; once one is, plans that sample count as the"
-                f" Gaussian that gives away at least as much: epsilon {rounded(self.counted(new))}"
+                f" Gaussian that gives away at least as much: epsilon {rounded(counted)}{follow}"
             )
         return (
             "plans may be chosen after looking: those that sample count, whole, as the Gaussian that gives away at"
-            f" least as much: epsilon {rounded(self.counted(new))} of {self.budget.epsilon:g}; planned all at once it"
-            f" would be {rounded(self.planned(new))}"
+            f" least as much: epsilon {rounded(counted)} of {self.budget.epsilon:g}; planned all at once it would be"
+            f" {rounded(self.planned(new))}"
         )
 
     def _numbered(self, spendings: Sequence[Spending], sampled: int) -> list[Owed]:

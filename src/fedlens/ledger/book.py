@@ -14,7 +14,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -162,8 +162,11 @@ class Ledger:
         common = query.split("/")[0]
         return self._count("run = ? and stage = ? and query not like ?", run, stage, f"{common}/%") > 0
 
-    def close(self, run: str, model: str = "") -> int:
-        """Ends a run: what it did not use is returned, the hash of its `model` is kept. Gives the entry's number."""
+    def close(self, run: str, model: str = "", words: Collection[str] = ()) -> int:
+        """Ends a run: what it did not use is returned, the hash of its `model` is kept. Gives the entry's number.
+
+        Of a list of `words` that was learnt, short hashes of the words are kept as well: they are a release.
+        """
         with self._booking():
             made = self._reservations(run)
             if not made:
@@ -172,7 +175,13 @@ class Ledger:
                 return closed[0].id
             counts = self._made("run = ?", (run,))
             left = {entry.stage: _left(_plan(entry), counts.get((run, entry.stage), (0, 0))[0]) for entry in made}
-            return self._append("close", made[0].population, run=run, body={"model": model, "returned": left}).id
+            body = {"model": model, "returned": left} | ({"words": sorted(words)} if words else {})
+            return self._append("close", made[0].population, run=run, body=body).id
+
+    def learnt(self, run: str) -> frozenset[str]:
+        """The short hashes of the words that a run has learnt; none for a run that learnt no words."""
+        closed = self._entries("kind = 'close' and run = ?", run)
+        return frozenset(closed[0].facts.get("words", ())) if closed else frozenset()
 
     def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
         new = [item for item in items if not self._reserved(item)]

@@ -35,7 +35,8 @@ def losses(plans: Iterable[Plan]) -> Losses:
 def epsilon(plans: Sequence[Plan], delta: float, coarse: float = 1.0) -> float:
     """The epsilon of all releases of all plans on the same units; infinite where a plan adds no noise.
 
-    Formal guarantee: valid for adaptively chosen releases, for the unit and neighbours the plans name.
+    Formal guarantee: valid for questions that depend on earlier answers, for the unit and neighbours the plans name.
+    The plans themselves must be fixed beforehand, unless all are Gaussians: see `filters`.
     """
     kinds = {(str(plan.unit), str(plan.neighbours)) for plan in plans}
     if len(kinds) > 1:

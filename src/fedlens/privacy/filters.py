@@ -29,7 +29,7 @@ from fedlens.privacy import accounting
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian, Loss, SampledGaussian
 
 SLACK = 1e-3  # the share of delta that is kept for the far tails of sampled plans, all of them together
-_POINTS = 20_000  # of epsilons at which a plan and its Gaussian are compared
+_POINTS = 4_000  # of epsilons at which a plan and its Gaussian are compared
 _COARSE = 20.0  # of the grid of losses: quick, never cheaper, and dearer by less than a tenth of a percent
 
 
