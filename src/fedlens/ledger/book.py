@@ -118,10 +118,11 @@ class Ledger:
     ) -> None:
         """Sets the whole of a run aside, in one transaction, before its first release; a run that resumes has done so.
 
-        A `new` run must not be in the ledger yet, a `resumed` one must be. The `text` of the recipe must be the one that
-        was approved, where a request holds one: a reviewer has read it, and not its digest. Formal guarantee: what is spent and reserved
-        on a population never exceeds its budget, and a run is what it was when it began: its recipe, its accounts,
-        their stages and plans, and whether it is simulated.
+        A `new` run must not be in the ledger yet, a `resumed` one must be. The `text` of the recipe must be the one
+        that was approved, where a request holds one: a reviewer has read it, and not its digest.
+
+        Formal guarantee: what is spent and reserved on a population never exceeds its budget, and a run is what it was
+        when it began: its recipe, its accounts, their stages and plans, and whether it is simulated.
         """
         with self._booking():
             if new and (known := [item.account.run for item in items if self._whole_run(root(item.account.run))]):
