@@ -9,7 +9,9 @@ import types
 
 import numpy as np
 import pytest
+from test_chain import rebuilt, rows
 from test_cli import answer, fedlens
+from test_ledger import unguarded
 from toy_texts import by_hand
 
 from fedlens import files, readers, vocabularies, words
@@ -582,3 +584,40 @@ def test_counting_nothing_is_refused(tmp_path):
         counted(tmp_path / "empty.txt", tmp_path / "vocab.txt", size=3)
     with pytest.raises(DataError, match="Expected public text"):
         counted(tmp_path / "absent.txt", tmp_path / "vocab.txt", size=3)
+
+
+# What a list says about its ledger
+
+
+def test_verify_looks_at_lists_of_words_as_well(learn, tmp_path, book):
+    learn(seed=None)
+    told = answer("ledger", "verify", "--ledger", book)
+    assert (told["problems"], told["models"]) == ([], 1)
+    unguarded(book)
+    rebuilt(book, [dataclasses.replace(entry, who="somebody else") for entry in rows(book)])
+    done = fedlens("ledger", "verify", "--ledger", book)
+    assert (done.code, "written down elsewhere" in done.out) == (1, True)
+
+
+def test_verify_finds_a_list_whose_price_was_taken_back(learn, tmp_path, book):
+    Ledger(book).set_budget(Budget(population="talk.jsonl", epsilon=10, delta=1e-6))
+    before = rows(book)
+    learn(seed=None)
+    unguarded(book)
+    rebuilt(book, before)
+    (tmp_path / "vocab.txt").rename(tmp_path / "words")
+    (tmp_path / "vocab.txt.json").rename(tmp_path / "words.json")
+    for options in ([], ["--runs", tmp_path / "..", "--vocabulary", tmp_path / "words"]):
+        done = fedlens("ledger", "verify", "--ledger", book, *options)
+        assert done.code == 1
+        assert "names this ledger, which does not know it" in done.out
+    done = fedlens("ledger", "verify", "--ledger", book, "--vocabulary", tmp_path / "absent")
+    assert (done.code, "absent" in done.err) == (1, True)
+
+
+def test_a_request_to_learn_tells_the_reviewer_what_is_asked(asked, tmp_path, book):
+    Ledger(book).set_budget(Budget(population="talk.jsonl", epsilon=10, delta=1e-6, review=True))
+    assert told_by(asked, "--ledger", book, "--request").code == 0
+    told = fedlens("ledger", "review", 2, "--ledger", book).out
+    for expected in ("asks for epsilon 8.00 at delta 1e-06", "it fits", 'algorithm = "heavy words"', "longest = 9"):
+        assert expected in told

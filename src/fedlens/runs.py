@@ -107,7 +107,7 @@ class Run:
         refused = False
         try:
             try:
-                book.reserve(run.items(), recipe=recipe.digest, why=why, new=True)
+                book.reserve(run.items(), recipe=recipe.digest, why=why, text=to_toml(recipe), new=True)
             except Exception:
                 refused = True  # nothing was set aside, or under this name by another run
                 raise

@@ -183,7 +183,8 @@ def learned(
     run, randomness = f"vocabulary-{secrets.token_hex(3)}", Randomness.secret()
     if seed is not None:
         randomness = Randomness.seeded(seed)
-    book.reserve([asked.item(run, randomness.simulated)], recipe=asked.digest, why=why, new=True)
+    item = asked.item(run, randomness.simulated)
+    book.reserve([item], recipe=asked.digest, why=why, text=asked.text, new=True)
     try:
         found = _released(asked, sentences, run, book, randomness, device)
         found = dataclasses.replace(found, facts=_facts(asked, asked.spending(run, randomness.simulated), book))

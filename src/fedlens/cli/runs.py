@@ -373,10 +373,12 @@ def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any]
     from fedlens.privacy.guarantee import UNVERIFIED
 
     answer = files.json_in(folder / "report.json")
-    parts = [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
+    alone = (folder / "model.safetensors").exists()
+    parts = [folder] if alone else [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
     try:
         told, voucher = Guarantee.from_dict(answer["guarantee"]), vouched(ledger, parts)
-        if voucher.spent and not told.epsilon >= guarantee(voucher.spent, told.delta).epsilon * (1 - 1e-6):
+        spent = (_model(folder).spending,) if alone else voucher.spent
+        if spent and not told.epsilon >= guarantee(spent, told.delta).epsilon * (1 - 1e-6):
             raise ValueError(
                 f"Expected report.json in {folder} to promise no more than the ledger does; it was edited."
             )

@@ -109,13 +109,22 @@ class Ledger:
     # Spending
 
     def reserve(
-        self, items: Sequence[Item], *, recipe: str = "", why: str = "", new: bool = False, resumed: bool = False
+        self,
+        items: Sequence[Item],
+        *,
+        recipe: str = "",
+        why: str = "",
+        text: str = "",
+        new: bool = False,
+        resumed: bool = False,
     ) -> None:
         """Sets the whole of a run aside, in one transaction, before its first release; a run that resumes has done so.
 
-        A `new` run must not be in the ledger yet, a `resumed` one must be. Formal guarantee: what is spent and reserved
-        on a population never exceeds its budget, and a run is what it was when it began: its recipe, its accounts,
-        their stages and plans, and whether it is simulated.
+        A `new` run must not be in the ledger yet, a `resumed` one must be. The `text` of the recipe must be the one
+        that was approved, where a request holds one: a reviewer has read it, and not its digest.
+
+        Formal guarantee: what is spent and reserved on a population never exceeds its budget, and a run is what it was
+        when it began: its recipe, its accounts, their stages and plans, and whether it is simulated.
         """
         with self._booking():
             if new and (known := [item.account.run for item in items if self._whole_run(root(item.account.run))]):
@@ -124,7 +133,7 @@ class Ledger:
                 raise ValueError(
                     f"Expected a run of this ledger to go on with; it holds no reservation of {missing[0]!r}."
                 )
-            self._reserve(items, recipe, why)
+            self._reserve(items, recipe, why, text)
 
     def charge(self, account: Account, stage: str, plan: Promise, *, release: int, query: str) -> bool:
         """Books one release; False if this very question was booked before (a run resumed after a crash).
@@ -183,13 +192,13 @@ class Ledger:
         closed = self._entries("kind = 'close' and run = ?", run)
         return frozenset(closed[0].facts.get("words", ())) if closed else frozenset()
 
-    def _reserve(self, items: Sequence[Item], recipe: str, why: str) -> None:
+    def _reserve(self, items: Sequence[Item], recipe: str, why: str, text: str = "") -> None:
         new = [item for item in items if not self._reserved(item)]
         for name in dict.fromkeys(root(item.account.run) for item in (items if recipe else new)):
             self._as_it_began(name, [item for item in items if root(item.account.run) == name], new, recipe)
         for item in new:
             self.must_be_open(item.account.run)
-        requests = self._requests_of(new, recipe)
+        requests = self._requests_of(new, recipe, text)
         for population in sorted({item.account.population for item in new if not item.account.simulated}):
             self._check_clock(population)
             mine = [item for item in new if item.account.population == population and not item.account.simulated]
@@ -208,13 +217,13 @@ class Ledger:
             }
             self._append("reserve", account.population, run=account.run, stage=item.stage, body=body)
 
-    def _requests_of(self, items: Sequence[Item], recipe: str) -> dict[tuple[str, str], int | None]:
+    def _requests_of(self, items: Sequence[Item], recipe: str, text: str) -> dict[tuple[str, str], int | None]:
         """By run and population: one request speaks for all that a run asks of a population, or for none of it."""
         asking: dict[tuple[str, str], list[Item]] = {}
         for item in items:
             if not item.account.simulated:
                 asking.setdefault((root(item.account.run), item.account.population), []).append(item)
-        return {place: self._approved(*place, found, recipe) for place, found in asking.items()}
+        return {place: self._approved(*place, found, recipe, text) for place, found in asking.items()}
 
     def _as_it_began(self, name: str, items: Sequence[Item], new: Sequence[Item], recipe: str) -> None:
         """Refuses a run that another recipe was booked for, or that adds to what it set aside when it began.
@@ -565,7 +574,7 @@ class Ledger:
         if budget and budget.reviewers and (self._key is None or keys.public(self._key) not in budget.reviewers):
             raise NotApprovedError(f"Expected {what} signed by one of the reviewers of {budget.population!r} (--key).")
 
-    def _approved(self, run: str, population: str, items: Sequence[Item], recipe: str) -> int | None:
+    def _approved(self, run: str, population: str, items: Sequence[Item], recipe: str, text: str) -> int | None:
         """The one request by which a run may begin, for all that it asks for; None where the budget asks for none."""
         budget = self.budget(population)
         if budget is None or not budget.review:
@@ -573,7 +582,8 @@ class Ledger:
         told = "there is no request for it (fedlens ledger request)"
         for request in self._entries("kind = 'request' and population = ?", population):
             verdict, named = self._verdict(request.id), _fact(request, "name", str)
-            if _fact(request, "recipe", str) != recipe or not _held(items, _fact(request, "asked", list)):
+            same = _fact(request, "recipe", str) == recipe and (self._told_request(request)["text"] or text) == text
+            if not same or not _held(items, _fact(request, "asked", list)):
                 if named in (run, run.rpartition("-")[0]):
                     told = f"the recipe is not the one of request {request.id}: it was edited since"
             elif verdict is None:
