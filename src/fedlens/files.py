@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any, TypeGuard
 
 # Of a structured text: a vocabulary of a million words fits, and 16 MiB of nothing but brackets are 0.5 GB of lists.
 MOST_TEXT = 2**24
+MOST_TOML = 2**18  # its parser is slow, and nobody writes so much
 MOST_DEPTH = 64  # of lists and tables in each other: ours have less than ten, and whoever walks them may recurse
 MOST_DIGITS = 400  # of a number: the largest float has 309
 # What a compressed file may declare: any file so much, a larger one a hundred times its own size. Images and text
@@ -24,6 +26,9 @@ MOST_DIGITS = 400  # of a number: the largest float has 309
 MOST_DECLARED = 2**28
 MOST_RATIO = 100
 
+_QUOTED = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+# a.b.c and so on: what TOML's parser does with it takes the square of its length.
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_DEPTH}}}")
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 
@@ -145,7 +150,7 @@ def parsed_json(text: bytes | str, told: str, error: type[ValueError] = ValueErr
 
 def parsed_toml(text: str, told: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
     """Where TOML is merely written wrong, a TOMLDecodeError says where; `told` is the error where it is damaged."""
-    if len(text) > MOST_TEXT // 16:  # its parser is slow, and nobody writes so much
+    if len(text) > MOST_TOML or _LONG_KEY.search(_QUOTED.sub("q", text)):
         raise error(told)
     try:
         found = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
