@@ -101,7 +101,7 @@ _PRIVACY = """
 [privacy]
 epsilon = 8.0                 # the noise follows from it; or give noise_multiplier instead
 delta = 1e-5                  # well below 1 / users
-users = 250                   # a public guess at the users in a group: the divisor of every mean
+users = {users}                   # a public guess at the users in a group: the divisor of every mean
 population = {population}              # a public upper bound on all users
 sampling = "everyone"         # hundreds of users: all, every round; many thousands: "poisson" with a rate
 # correlated = {{ bands = 8 }}  # with sampling = "balanced" and groups = 8: noise that later rounds partly take back
@@ -166,7 +166,9 @@ def recipe(
         data=place.format(source=source, data=_quoted(data)),
     )
     columns = "" if registered else {"npz": _NPZ, "jsonl": _JSONL}.get(source, "")
-    privacy = _PRIVACY.format(population=(registered and registered.population) or 600)
+    population = (registered and registered.population) or 600
+    guessed = 250 if registered is None else max(1, population // (1 if task in ("T1", "T3") else 2))
+    privacy = _PRIVACY.format(users=guessed, population=population)
     if text:
         earlier = (
             f"baseline = {_quoted(baseline)}" if baseline else '# baseline = "runs/october/all"  # to compare with'
