@@ -37,7 +37,7 @@ def hdf5(source: Path, users: str = "examples", images: str = "pixels", labels: 
             raise DataError(f"Expected the group {users} in {source.name}.")
         keys, counts, declared = sorted(group), [], 0
         for number, key in enumerate(keys):
-            held = _datasets(group[key], (images, labels), Place(source.name, 0, number))
+            held = _datasets(file, group[key], (images, labels), Place(source.name, 0, number))
             counts.append(len(held[1]))
             # A dataset may declare rows that nobody wrote; images of a byte a pixel are made of them.
             declared += max(held[0].size, sum(one.size * one.dtype.itemsize for one in held))
@@ -50,7 +50,7 @@ def _hdf5_parts(source: pathlib.Path, keys: list[str], users: str, names: tuple[
 
     with whole("HDF5", source), h5py.File(source, "r") as file:
         for number, key in enumerate(keys):
-            images, labels = _datasets(file[users][key], names, Place(source.name, 0, number))
+            images, labels = _datasets(file, file[users][key], names, Place(source.name, 0, number))
             step = rows_at_once(math.prod(images.shape[1:]) * images.dtype.itemsize)
             for start in range(0, len(labels), step):
                 place, rows = Place(source.name, start, number), slice(start, start + step)
@@ -58,23 +58,23 @@ def _hdf5_parts(source: pathlib.Path, keys: list[str], users: str, names: tuple[
                 yield Part(place, np.full(len(own), number), as_bytes(images[rows], place), own)
 
 
-def _datasets(group: Any, names: tuple[str, str], place: Place) -> list[Any]:
+def _datasets(file: Any, group: Any, names: tuple[str, str], place: Place) -> list[Any]:
     import h5py
 
     held: list[Any] = [group.get(name) if isinstance(group, h5py.Group) else None for name in names]
     if not all(isinstance(one, h5py.Dataset) and one.ndim for one in held):
         raise DataError(f"Expected columns {' and '.join(names)} in {place.file}, user index {place.user}.")
-    _check_own(group, held, place)
+    _check_own(file, held, place)
     check_paired(len(held[0]), len(held[1]), place)
     if len(held[0]):
         as_side(held[0].shape[1:], place)
     return held
 
 
-def _check_own(group: Any, datasets: list[Any], place: Place) -> None:
+def _check_own(file: Any, datasets: list[Any], place: Place) -> None:
     """What stands in this very file, in pieces that may be read: a link could lead to any file of this machine."""
     for one in datasets:
-        elsewhere = one.file.id != group.file.id or one.is_virtual or one.external
+        elsewhere = one.file.filename != file.filename or one.is_virtual or one.external
         piece = math.prod(one.chunks or (1,)) * one.dtype.itemsize
         if elsewhere or piece > files.MOST_DECLARED or one.dtype.itemsize > MOST_SENTENCE:
             told = f"columns of its own, in pieces of at most {files.MOST_DECLARED:,} bytes"
@@ -102,7 +102,7 @@ def _found(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[F
         for number, key in enumerate(sorted(group)):
             declared += SENTENCE_BYTES * _length(group[key], names[0])
             files.check_declared(declared, path.stat().st_size, path.name, DataError)
-            for start, columns in _columns(group[key], names, Place(path.name, 0, number)):
+            for start, columns in _columns(file, group[key], names, Place(path.name, 0, number)):
                 place = Place(path.name, start, number)
                 for row, (text, *values) in enumerate(zip(*columns, strict=True)):
                     where = place.at(row)
@@ -119,14 +119,14 @@ def _length(group: Any, name: str) -> int:
     return int(held.size or 0) if isinstance(held, h5py.Dataset) else 0
 
 
-def _columns(group: Any, names: tuple[str, ...], place: Place) -> Iterator[tuple[int, list[list[Any]]]]:
+def _columns(file: Any, group: Any, names: tuple[str, ...], place: Place) -> Iterator[tuple[int, list[list[Any]]]]:
     """The columns of one user, a few rows at a time; at least once."""
     import h5py
 
     held: list[Any] = [group.get(name) if isinstance(group, h5py.Group) else None for name in names]
     if not all(isinstance(one, h5py.Dataset) and one.ndim == 1 for one in held):
         raise DataError(f"Expected columns {' and '.join(names)} in {place.file}, user index {place.user}.")
-    _check_own(group, held, place)
+    _check_own(file, held, place)
     if len({len(one) for one in held}) > 1:
         raise DataError(f"Expected columns of one length in {place.file}, user index {place.user}.")
     step = min(AT_ONCE, rows_at_once(held[0].dtype.itemsize))  # of strings in a heap, the size of a pointer
