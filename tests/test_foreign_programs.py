@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import io
+import itertools
 import json
 import pickle
 import warnings
@@ -20,6 +21,7 @@ from command_line import fedlens
 from torch import nn
 
 from fedlens import selection
+from fedlens.models import operations
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.primary import Program, check_unchanged, open_primary
 from fedlens.population import Population
@@ -464,6 +466,123 @@ def test_a_model_whose_answers_depend_on_more_than_its_images_is_refused(tmp_pat
 @pytest.mark.parametrize("kind", [Noisy, Dropping, Unfilled, Beside, Normalizing])
 def test_a_program_whose_answers_depend_on_more_than_its_images_is_refused(tmp_path, kind):
     assert_refused(exported(kind(), tmp_path / "m.pt2"), IMPURE[kind].replace("::", "."))
+
+
+class BeyondTheEnd(nn.Module):
+    """Fast kernels of attention trust that there are as many values as keys, and read on behind the last."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        few = x.flatten(1)[:, None, :4, None].repeat(1, 1, 1, 8)
+        many = few.repeat(1, 1, 1000, 1)
+        return F.scaled_dot_product_attention(few, many, few)[:, 0, 0, :3]
+
+
+@pytest.mark.parametrize("write", [scripted, exported])
+def test_nothing_reads_beyond_what_it_is_handed(tmp_path, write, monkeypatch):
+    if write is exported:  # torch.export would notice; a hand that writes the file would not
+        monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v: q + 0 * k.sum() + 0 * v.sum())
+    path = write(BeyondTheEnd(), tmp_path / "m")
+    if write is exported:
+
+        def change(about):
+            nodes = about["graph_module"]["graph"]["nodes"]
+            q, k = (node["outputs"][0] for node in nodes if "repeat" in node["target"])
+            called = {"target": "torch.ops.aten.scaled_dot_product_attention.default", "metadata": {}, "name": "beyond"}
+            handed = [("query", q), ("key", k), ("value", q)]
+            called["inputs"] = [{"name": name, "arg": arg, "kind": 1} for name, arg in handed]
+            called["outputs"] = [{"as_tensor": {"name": "beyond"}}]
+            nodes.append(called)
+
+        rewritten(path, models_model_json=in_json(change))
+    with pytest.raises(ValueError, match="it fails on blank ones"):
+        asked(path)
+
+
+class NoSuchType(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.flatten(1)[:, :3].to(torch.float32, False, True, x.size(0) * 99)
+
+
+def test_a_type_that_torch_does_not_have_is_refused(tmp_path):
+    """With such a number torch looks up things where there are none."""
+    assert_refused(scripted(NoSuchType(), tmp_path / "m.pt"), "memory_format")
+
+
+class Neighbouring(nn.Module):
+    """One image decides about all of its batch, where it is one that no probe has."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hit = (x[:, 0, 0, 0] == 0.8765).float().max()
+        return x.flatten(1)[:, :3] * (1.0 - 2.0 * hit)
+
+
+@pytest.mark.parametrize("write", [scripted, exported])
+def test_an_image_that_decides_about_others_decides_about_those_of_its_user_only(tmp_path, write):
+    model = open_primary(write(Neighbouring(), tmp_path / "m"), side=SIDE)
+    users = crowd()
+    plain = selection.accuracies(users, model)
+    users.columns["x"][EACH * 2, 0, 0, 0] = 0.8765
+    marked = selection.accuracies(users, model)
+    assert np.flatnonzero(plain != marked).tolist() == [2]
+
+
+SHAPES = [(2, 4, 4, 4), (4, 4), (2, 4, 4), (4,), (), (1, 4, 6, 6, 6)]
+
+
+def values(parameter, shape, kind):
+    """Some that an operation may take for one of its arguments."""
+    wanted = str(parameter.type)
+    if "List[Tensor]" in wanted:
+        return [[made(shape, kind), made(shape, kind)]]
+    if "Tensor" in wanted:
+        return [made(shape, kind)]
+    if parameter.has_default_value():
+        return [parameter.default_value]
+    if "List[int]" in wanted:
+        return [[1] * count for count in (1, 2, 3, 4)] + [[4, 4], [4], list(shape)]
+    plain = {"int": [1, 0, 2], "float": [0.5], "number": [0.5, 1], "bool": [False], "str": ["trunc", "constant"]}
+    return plain.get(wanted, [[2.0, 2.0], [2.0]] if "List[float]" in wanted else [None])
+
+
+def made(shape, kind):
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0)).mul(3).to(kind)
+
+
+def tensors(held):
+    found = [held] if isinstance(held, torch.Tensor) else held if isinstance(held, list | tuple) else []
+    return [tensor for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+def answered(operation):
+    """(arguments, what they were, the answers) for all overloads of an operation that can be had by trying."""
+    packet = getattr(torch.ops.aten, operation, None)
+    overloads = [getattr(packet, name) for name in packet.overloads()] if packet else []
+    for overload in overloads:
+        parameters = overload._schema.arguments
+        if any(each.is_out or "Dimname" in str(each.type) for each in parameters):
+            continue
+        for shape, kind in itertools.product(SHAPES, (torch.float32, torch.bool, torch.int64)):
+            for chosen in itertools.islice(itertools.product(*(values(each, shape, kind) for each in parameters)), 30):
+                handed = copy.deepcopy(chosen)
+                named = {each.name: value for each, value in zip(parameters, handed, strict=True) if each.kwarg_only}
+                with contextlib.suppress(Exception):
+                    yield handed, chosen, overload(*handed[: len(handed) - len(named)], **named)
+                    break
+
+
+def test_what_counts_as_making_memory_does_and_nothing_writes_over_what_it_is_handed():
+    seen = set()
+    for operation in sorted((operations.MAKES | operations.SHOWS) - operations.EVALUATION.keys()):
+        for handed, before, answers in answered(operation):
+            seen.add(operation)
+            own = {tensor.untyped_storage().data_ptr() for each in handed for tensor in tensors(each) if tensor.numel()}
+            new = {tensor.untyped_storage().data_ptr() for tensor in tensors(answers) if tensor.numel()}
+            assert not (operation in operations.MAKES and own & new), operation
+            for tensor, old in zip(
+                *(itertools.chain.from_iterable(map(tensors, each)) for each in (handed, before)), strict=True
+            ):
+                assert torch.equal(tensor, old), operation
+    assert len(seen) > 0.85 * len(operations.MAKES | operations.SHOWS)
 
 
 # What a model does must not tell which images it meets: it could wait, or fail, for one of them

@@ -124,6 +124,18 @@ MUTATIONS = {
         "return AccuracyBetween(at_least=at_least, below=below)(population, name, accuracies(population, primary))",
         "test_bad_images.py::test_a_model_that_answers_differently_puts_nobody_into_both_groups[Leaning]",
     ),
+    "the operations a foreign model may be made of": (
+        "models/torchscript.py",
+        "    raise operations.refused(name, node.kind(), operations.why(node.kind()))",
+        "    return",
+        "test_foreign_programs.py::test_no_image_is_written_to_a_file[IntoFile-aten::from_file]",
+    ),
+    "the memory that a foreign model must not have": (
+        "models/operations.py",
+        "if argument.facts and not argument.facts.fresh:",
+        "if False:",
+        "test_foreign_programs.py::test_a_model_that_remembers_is_refused[Remembering]",
+    ),
     "the tag of the data": (
         "runs.py",
         'elif known != json.dumps({"tag": tag}):',

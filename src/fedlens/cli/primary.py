@@ -62,7 +62,7 @@ def check(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="It takes [n, side, side, channels].")] = False,
     as_json: Json = False,
 ) -> None:
-    """Open a model, ask it about made-up images, blank and random, and say what it is. A foreign model is a program."""
+    """Open a model, ask it about made-up images, and say what it is. A program must compute and do nothing else."""
     from fedlens.models.primary import open_primary
 
     model = open_primary(

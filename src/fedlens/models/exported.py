@@ -36,12 +36,13 @@ _SIZES: dict[str, Callable[..., Any]] = {
     f"_operator.{name}": getattr(operator, name)
     for name in sorted(operations.named("add sub mul floordiv truediv mod neg eq ne lt le gt ge and_ or_ not_"))
 }
-_PLAIN: dict[str, tuple[type, ...]] = {
-    "as_int": (int,),
-    "as_float": (float, int, str),
-    "as_bool": (bool,),
-    "as_string": (str,),
+_KINDS: dict[str, type] = {
+    "Device": torch.device,
+    "Layout": torch.layout,
+    "MemoryFormat": torch.memory_format,
+    "ScalarType": torch.dtype,
 }
+_PLAIN: dict[str, type] = {"as_int": int, "as_bool": bool, "as_string": str}
 _SYMBOL = re.compile(r"Symbol\('(\w+)'.*\)|(\w+)")
 
 Values = dict[str, Any]
@@ -166,6 +167,12 @@ def _step(node: Mapping[str, Any], known: dict[str, Facts | None], name: str) ->
     return run
 
 
+def _of_its_kind(wanted: str, value: Any) -> bool:
+    """A text may name a device, and any number may stand for a type: only what was read as one is one."""
+    kinds = [kind for kind in _KINDS if kind in wanted]
+    return not kinds or value is None or isinstance(value, _KINDS[kinds[0]])
+
+
 Read = Callable[[Values], Any]
 
 
@@ -187,8 +194,7 @@ def _checked(
     called = getattr(packet, overload)
     parameters = {each.name: each for each in called._schema.arguments}
     for key, *_, value in inputs:
-        device = key in parameters and "Device" in str(parameters[key].type)
-        if key not in parameters or (device and value not in (None, torch.device("cpu"))):  # a text may name one too
+        if key not in parameters or not _of_its_kind(str(parameters[key].real_type), value):
             raise operations.refused(name, target)
     handed = {
         key: Argument(
@@ -259,9 +265,11 @@ def _size(part: Mapping[str, Any]) -> str | int | float | bool:
 def _fixed(what: str, about: Any, name: str, target: str) -> Any:
     if what == "as_none":
         return None
+    if what == "as_float":
+        return float(about)  # which JSON keeps as "NaN" and "Infinity"
     if what in _PLAIN and isinstance(about, _PLAIN[what]):
-        return float(about) if what == "as_float" else about  # which JSON keeps as "NaN" and "Infinity"
-    if what.endswith("s") and what[:-1] in _PLAIN and isinstance(about, list):
+        return about
+    if what.endswith("s") and what[:-1] in {*_PLAIN, "as_float"} and isinstance(about, list):
         return [_fixed(what[:-1], part, name, target) for part in about]
     if what == "as_scalar_type":
         return _DTYPES[about]

@@ -36,28 +36,26 @@ MAKES = named(
     hardswish hardtanh hypot index_select instance_norm isfinite isinf isnan layer_norm le leaky_relu lerp less
     less_equal lift_fresh_copy linear linspace log log10 log1p log2 log_sigmoid _log_softmax log_softmax logaddexp
     logical_and logical_not logical_or logical_xor logsumexp lt masked_fill matmul max_pool1d max_pool2d max_pool3d
-    maximum mean minimum mish mm mul multiply _native_batch_norm_legit _native_batch_norm_legit_no_training
-    native_group_norm native_layer_norm ne neg negative new_full new_ones new_zeros not_equal ones ones_like pow prelu
-    prod reciprocal reflection_pad1d reflection_pad2d relu relu6 remainder repeat replication_pad1d replication_pad2d
-    roll round rsqrt rsub scalar_tensor selu sigmoid sign silu sin sinh _softmax softmax softplus softshrink softsign
-    sqrt square stack std sub subtract sum tan tanh tensor threshold tril triu true_divide trunc upsample_bicubic2d
-    _upsample_bicubic2d_aa upsample_bilinear2d _upsample_bilinear2d_aa _upsample_lanczos2d_aa upsample_linear1d
-    upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
-    _upsample_nearest_exact3d upsample_trilinear3d var where xlogy zeros zeros_like
+    maximum mean minimum mish mm mul multiply ne neg negative new_full new_ones new_zeros not_equal ones ones_like pow
+    prelu prod reciprocal reflection_pad1d reflection_pad2d relu relu6 remainder repeat replication_pad1d
+    replication_pad2d roll round rsqrt rsub scalar_tensor selu sigmoid sign silu sin sinh _softmax softmax softplus
+    softshrink sqrt square stack std sub subtract sum tan tanh tensor threshold tril triu true_divide trunc
+    upsample_bicubic2d upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d upsample_trilinear3d var where xlogy
+    zeros zeros_like
     """
 )
 
 # These may answer with a view of what they were handed, or with that itself.
 SHOWS = named(
     """
-    adaptive_avg_pool1d _adaptive_avg_pool2d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-    adaptive_max_pool2d adaptive_max_pool3d alias alpha_dropout amax amin broadcast_tensors broadcast_to channel_shuffle
-    chunk contiguous cosine_similarity detach diagonal dropout einsum embedding expand expand_as feature_alpha_dropout
-    feature_dropout flatten flip index lift_fresh linalg_norm linalg_vector_norm max max_pool2d_with_indices median
-    meshgrid min moveaxis movedim narrow native_channel_shuffle norm numpy_T pad permute pixel_shuffle pixel_unshuffle
-    positive reshape scaled_dot_product_attention select slice sort split split_with_sizes squeeze std_mean swapaxes
-    swapdims t tile to _to_copy topk transpose type_as unbind unflatten unsafe_chunk unsafe_split unsqueeze var_mean
-    view view_as
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d alias alpha_dropout amax amin broadcast_tensors broadcast_to channel_shuffle chunk contiguous
+    cosine_similarity detach diagonal dropout einsum embedding expand expand_as feature_alpha_dropout feature_dropout
+    flatten flip index lift_fresh linalg_norm linalg_vector_norm max max_pool2d_with_indices median meshgrid min
+    moveaxis movedim narrow norm numpy_T pad permute pixel_shuffle pixel_unshuffle positive reshape
+    scaled_dot_product_attention select slice sort split split_with_sizes squeeze std_mean swapaxes swapdims t tile to
+    _to_copy topk transpose type_as unbind unflatten unsafe_chunk unsafe_split unsqueeze var_mean view view_as
     """
 )
 

@@ -53,6 +53,10 @@ _TAKES_APART = operations.named(
     "__getitem__ ListUnpack TupleIndex TupleUnpack unchecked_cast unchecked_unwrap_optional"
 )
 _UNREACHED = operations.named("prim::SetAttr prim::Print aten::warn")  # freezing neither runs these nor keeps them
+_NOT_FOLDED = operations.named(
+    "aten::_upsample_bilinear2d_aa aten::_upsample_bicubic2d_aa aten::_upsample_lanczos2d_aa"
+)
+_KINDS = {"ScalarType": (*range(8), 11, 15), "Layout": (0,), "MemoryFormat": (0, 1, 2, 3)}  # as torch numbers them
 _SCALARS = operations.named("IntType FloatType BoolType StringType NoneType NumberType DeviceObjType ComplexType")
 
 
@@ -64,9 +68,7 @@ def opened(held: Members, name: str) -> tuple[Callable[[torch.Tensor], Any], Cal
         if member.startswith("code/") and b"__setstate__" in content:
             raise operations.refused(name, "__setstate__", "it would run while the file is opened")
     loaded = torch.jit.load(io.BytesIO(archives.archive(needed)), map_location="cpu").eval()
-    for node in _nodes(loaded.inlined_graph):  # freezing runs what depends on constants only
-        if node.kind() not in _UNREACHED:
-            _check_known(node, name)
+    _check_before_freezing(loaded.inlined_graph, name)
     frozen = torch.jit.freeze(loaded, optimize_numerics=False)
     graph = frozen.graph
     for node in list(_nodes(graph)):
@@ -80,6 +82,30 @@ def opened(held: Members, name: str) -> tuple[Callable[[torch.Tensor], Any], Cal
             return forward(images.clone())
 
     return answer, lambda: [*_constants(graph), *frozen.state_dict().values()]
+
+
+def _check_before_freezing(graph: Any, name: str) -> None:
+    """Freezing runs what depends on constants only: that must be known already. Some of the rest it leaves out."""
+    seen = {value.debugName() for value in graph.inputs() if value.type().kind() == "TensorType"}
+    _follow(graph, seen)
+    for node in _nodes(graph):
+        waits = node.kind() in _NOT_FOLDED and any(value.debugName() in seen for value in node.inputs())
+        if node.kind() not in _UNREACHED and not waits:
+            _check_known(node, name)
+
+
+def _follow(block: Any, seen: set[str]) -> None:
+    """Adds to `seen` the values that depend on the images whatever is chosen; others may turn out as constants."""
+    for node in block.nodes():
+        branches = list(node.blocks())
+        for inner in branches:
+            _follow(inner, seen)
+        outputs = [value.debugName() for value in node.outputs()]
+        if not branches and any(value.debugName() in seen for value in node.inputs()):
+            seen.update(outputs)
+        elif node.kind() == "prim::If":
+            answers = zip(*([value.debugName() for value in inner.outputs()] for inner in branches), strict=True)
+            seen.update(output for output, answer in zip(outputs, answers, strict=True) if set(answer) <= seen)
 
 
 def _check_pickles(needed: Members, name: str) -> None:
@@ -151,6 +177,7 @@ def _answers(node: Any, known: Known, name: str) -> list[Facts | None]:
         ]
     if kind == "prim::Loop":
         return _looped(node, known, name)
+    _check_kinds(node, name)
     arguments = _arguments(node, known)
     plain = any(not _holds_tensors(value.type()) for value in outputs)
     operation = kind.partition("::")[2]
@@ -191,9 +218,25 @@ def _given(value: Any) -> Facts | None:
     return IMAGES if value.type().kind() == "TensorType" else KEPT
 
 
-def _arguments(node: Any, known: Known) -> list[Argument]:
+def _parameters(node: Any) -> list[Any]:
     schema = node.schema()
-    parameters = torch._C.parse_schema(schema).arguments if schema and schema != "(no schema)" else []
+    return list(torch._C.parse_schema(schema).arguments) if schema and schema != "(no schema)" else []
+
+
+def _check_kinds(node: Any, name: str) -> None:
+    """Types of numbers and the like are plain numbers here, and torch does not look whether there is such a type."""
+    for parameter, value in zip(_parameters(node), node.inputs(), strict=False):
+        kind = str(parameter.real_type).removeprefix("Optional[").removesuffix("]")
+        if kind in _KINDS and value.node().kind() not in ("prim::dtype", "prim::layout"):
+            fixed = value.toIValue() if _fixed(value) else operations.UNSET
+            if fixed is not None and fixed not in _KINDS[kind]:
+                raise operations.refused(
+                    name, f"{node.kind()} with {parameter.name}", "it is not a fixed one of torch's"
+                )
+
+
+def _arguments(node: Any, known: Known) -> list[Argument]:
+    parameters = _parameters(node)
     arguments = []
     for place, value in enumerate(node.inputs()):
         parameter = parameters[place] if place < len(parameters) else None
