@@ -369,10 +369,10 @@ def interrupted(monkeypatch, *arguments):
     """Presses Ctrl-C after the first round; the command that is said to go on."""
     facts = runs.Run._facts
 
-    def pressed(self, done, charged):
+    def pressed(self, selection, done, charged):
         if done == 1:
             raise KeyboardInterrupt
-        return facts(self, done, charged)
+        return facts(self, selection, done, charged)
 
     with monkeypatch.context() as patched:
         patched.setattr(runs.Run, "_facts", pressed)

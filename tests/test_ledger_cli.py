@@ -149,7 +149,7 @@ def test_show_tells_what_was_spent_by_whom_on_what_and_what_is_left(book, recipe
     told = answer("ledger", "show", "--ledger", book)
     assert told.keys() == {"populations", "runs", "entries", "head", "witness"}
     (population,) = told["populations"]
-    assert population.keys() == {"population", "budget", "spent", "spent_and_reserved", "runs"}
+    assert population.keys() == {"population", "budget", "spent", "spent_and_reserved", "runs", "filter"}
     assert (population["population"], population["spent"], population["runs"]) == ("digits", None, 1)
     assert population["budget"]["epsilon"] == 10
     assert population["spent_and_reserved"].keys() >= GUARANTEE
