@@ -1,6 +1,7 @@
 """An old ledger that is put back: found by the models that were made since, and impossible with a witness."""
 
 import contextlib
+import json
 import multiprocessing
 import os
 import pathlib
@@ -255,6 +256,28 @@ def test_an_emptied_witness_is_not_taken_for_a_new_one(tmp_path):
     assert rows(path)[-1].facts == {"to": str(tmp_path / "new.db"), "lost": True}
     spent(Ledger(path))
     assert problems(path) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "postgres"])
+def test_a_ledger_that_names_what_is_no_witness_makes_none_of_it(tmp_path, request, kind):
+    """Whoever sends a ledger must not have something written elsewhere by its reader."""
+    if kind == "file":
+        address = str(tmp_path / "empty")
+        pathlib.Path(address).touch()
+    else:
+        address = request.getfixturevalue("postgres").empty()
+    book = Ledger(tmp_path / "ledger.db")
+    book.set_budget(budget())
+    unguarded(tmp_path / "ledger.db")
+    forged(tmp_path / "ledger.db", kind="witness", population="", body=json.dumps({"to": address, "lost": False}))
+    reader = Ledger(tmp_path / "ledger.db")
+    assert any("the witness cannot tell" in line for line in reader.verify())
+    with pytest.raises(LedgerError, match="Nothing is released"):
+        reader.reserve([item()])
+    if kind == "file":
+        assert pathlib.Path(address).read_bytes() == b""
+    else:
+        assert raw(address, "select to_regclass('witnessed')") == [(None,)]
 
 
 def test_a_ledger_is_not_its_own_witness(tmp_path):

@@ -85,12 +85,14 @@ class Storage(Protocol):
     def close(self) -> None: ...
 
 
-def opened(address: str | pathlib.Path | None, schema: Schema = BOOKS) -> Storage:
-    """A path, a postgresql:// address, or memory when neither is given."""
+def opened(address: str | pathlib.Path | None, schema: Schema = BOOKS, *, make: bool = True) -> Storage:
+    """A path, a postgresql:// address, or memory when neither is given; its tables are made if they are not there."""
     text = str(address) if address is not None else ""
     if address is not None and not text:
         raise ValueError("Expected the address of a ledger: a file, or postgresql://…; it is empty.")
-    return Postgres(text, schema) if is_remote(text) else Sqlite(pathlib.Path(text) if text else None, schema)
+    if is_remote(text):
+        return Postgres(text, schema, make)
+    return Sqlite(pathlib.Path(text) if text else None, schema, make)
 
 
 def is_remote(address: str) -> bool:
@@ -98,7 +100,7 @@ def is_remote(address: str) -> bool:
 
 
 class Sqlite:
-    def __init__(self, path: pathlib.Path | None, schema: Schema = BOOKS) -> None:
+    def __init__(self, path: pathlib.Path | None, schema: Schema = BOOKS, make: bool = True) -> None:
         self._where = str(path) if path else "memory"
         self._one_at_a_time = threading.Lock()  # threads share the connection
         try:
@@ -108,13 +110,14 @@ class Sqlite:
                     raise PermissionError("it is read-only")
             self._db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=30, check_same_thread=False)
             tables = {name for (name,) in self._db.execute("select name from sqlite_master where type = 'table'")}
-            if tables and schema.sign not in tables:
+            if (tables or not make) and schema.sign not in tables:
                 raise PermissionError("the file holds other tables")
             self._patiently("pragma journal_mode = wal")
             self._db.execute("pragma synchronous = full")
         except (*_SQLITE_ERRORS, OSError) as error:
             raise self._unusable(error) from None
-        _prepare(self, f"select 1 from sqlite_master where name = '{schema.sign}'", schema, self._guards(schema))
+        there = f"select 1 from sqlite_master where name = '{schema.sign}'"
+        _prepare(self, there, schema, self._guards(schema), make)
 
     def _unusable(self, error: Exception) -> LedgerError:
         return LedgerError(f"Expected a writable ledger at {self._where}: {_sqlite_told(error)}. Nothing was booked.")
@@ -178,7 +181,7 @@ class Postgres:
 
     _LOCK = BOOKS.lock
 
-    def __init__(self, address: str, schema: Schema = BOOKS) -> None:
+    def __init__(self, address: str, schema: Schema = BOOKS, make: bool = True) -> None:
         try:
             import psycopg
         except ImportError:
@@ -196,7 +199,7 @@ class Postgres:
         except psycopg.Error as error:
             raise self._unusable(error) from None
         there = f"select 1 where to_regclass('{schema.sign}') is not null"
-        _prepare(self, there, schema, self._guards(schema))
+        _prepare(self, there, schema, self._guards(schema), make)
 
     @staticmethod
     def _unusable(error: Exception) -> LedgerError:
@@ -241,10 +244,12 @@ class Postgres:
         self._db.close()
 
 
-def _prepare(store: Storage, is_there: str, schema: Schema, guards: Iterable[str]) -> None:
+def _prepare(store: Storage, is_there: str, schema: Schema, guards: Iterable[str], make: bool) -> None:
     """Makes the tables, or sees that they are of a version that can be read."""
     with store.transaction():
         if not store.rows(is_there):
+            if not make:
+                raise LedgerError(f"Expected a table {schema.sign!r}; there is none.")
             for statement in (*schema.statements, *guards):
                 store.rows(statement)
         if schema is BOOKS:

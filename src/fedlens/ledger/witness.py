@@ -21,7 +21,7 @@ class Witness:
         if not create and not is_remote(address) and not pathlib.Path(address).exists():
             raise LedgerError(f"Expected the witness of the ledger at {address}; it is missing. Nothing is released.")
         try:
-            self._store = opened(address, WITNESSES)
+            self._store = opened(address, WITNESSES, make=create)
         except LedgerError:
             raise self._unreachable() from None
 
