@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import sqlite3
 
 import numpy as np
 import pytest
@@ -439,6 +440,20 @@ def test_on_a_pinned_machine_words_are_learnt_of_a_population_by_its_name(talk):
 def test_on_a_pinned_machine_no_function_of_ones_own_is_imported(pinned):
     for change in ("hypotheses=['antigravity:fly']", "data.bug={kind='antigravity:fly'}"):
         refused(run(pinned, change), "this machine is pinned")
+
+
+def test_a_pinned_witness_is_asked_for_also_by_a_ledger_that_knows_of_none(pinned):
+    """A ledger from before it had a witness, put back: only the pin still knows."""
+    book = pinned / "out" / "ledger.sqlite"
+    with sqlite3.connect(book) as old, sqlite3.connect(pinned / "backup") as kept:
+        old.backup(kept)
+    witness = pinned / "elsewhere" / "witness"
+    assert fedlens("ledger", "witness", "--to", witness, "--ledger", book).code == 0
+    assert fedlens("data", "pin", "--witness", witness, "--ledger", book).code == 0
+    assert run(pinned).code == 0
+    with sqlite3.connect(pinned / "backup") as kept, sqlite3.connect(book) as new:
+        kept.backup(new)
+    refused(run(pinned), "put back", code=1)
 
 
 def test_a_pin_that_cannot_be_read_is_no_leave(pinned):

@@ -20,12 +20,14 @@ MACHINE = pathlib.Path("/etc/fedlens/pin.toml")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pin:
     ledger: str  # its address: an absolute path, or postgresql://…
+    witness: str = ""  # of that ledger: a file or an address, as `fedlens ledger witness` takes it
     functions: bool = False  # whether recipes may name functions of one's own: their modules are imported here
     public: frozenset[str] = frozenset()  # SHA-256 of the files that are declared public
     place: pathlib.Path  # of the pin itself
 
     def save(self) -> None:
-        values = {"ledger": self.ledger, "functions": self.functions, "public": sorted(self.public)}
+        values = dataclasses.asdict(self) | {"public": sorted(self.public)}
+        del values["place"]
         files.write(self.place, "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
 
 
@@ -41,14 +43,15 @@ def found() -> Pin | None:
         try:
             with files.damage(told):
                 values = files.parsed_toml(files.content(place).decode(), told)
-                ledger, functions, public = values["ledger"], values.get("functions", False), values.get("public", [])
-                if not isinstance(ledger, str) or not ledger or not all(isinstance(sha256, str) for sha256 in public):
+                ledger, witness, public = values["ledger"], values.get("witness", ""), values.get("public", [])
+                if not ledger or not all(isinstance(text, str) for text in (ledger, witness, *public)):
                     raise ValueError
         except FileNotFoundError:
             continue
         except (OSError, tomllib.TOMLDecodeError):
             raise ValueError(told) from None
-        return Pin(ledger=ledger, functions=functions is True, public=frozenset(public), place=place)
+        functions = values.get("functions") is True
+        return Pin(ledger=ledger, witness=witness, functions=functions, public=frozenset(public), place=place)
     return None
 
 

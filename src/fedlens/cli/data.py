@@ -251,15 +251,18 @@ def pin(
     functions: Annotated[
         bool, typer.Option("--functions", help="Recipes may name functions of one's own: imported here.")
     ] = False,
+    witness: Annotated[
+        str, typer.Option(help="The ledger's witness (fedlens ledger witness): asked for from now on.")
+    ] = "",
     machine: Annotated[bool, typer.Option("--machine", help="For all users of this machine, in /etc.")] = False,
     as_json: Json = False,
 ) -> None:
     """By the owner of a machine: from now on this ledger counts, and unregistered data are refused. Undo it by hand."""
-    place = _pin(ledger, functions, machine)
+    place = _pin(ledger, functions, machine, witness)
     say({"pin": str(place)}, f"Pinned to {ledger} by {place}.", as_json)
 
 
-def _pin(ledger: str, functions: bool, machine: bool = False) -> pathlib.Path:
+def _pin(ledger: str, functions: bool, machine: bool = False, witness: str = "") -> pathlib.Path:
     from fedlens import pins
     from fedlens.ledger import is_remote
 
@@ -267,7 +270,8 @@ def _pin(ledger: str, functions: bool, machine: bool = False) -> pathlib.Path:
     before = pins.found()
     place = pins.MACHINE if machine else pins.of_user()
     public = before.public if before else frozenset()
-    pins.Pin(ledger=address, functions=functions, public=public, place=place).save()
+    seen = witness or (before.witness if before else "")
+    pins.Pin(ledger=address, witness=seen, functions=functions, public=public, place=place).save()
     return place
 
 

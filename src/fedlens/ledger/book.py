@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from fedlens import pins
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import chain, keys
 from fedlens.ledger.admission import Admission, Owed
@@ -96,7 +97,7 @@ class Ledger:
         """
         self._store = opened(address)
         self._who, self._key = who or _user(), key
-        pinned = os.environ.get(WITNESS_VARIABLE, "") if witness is None else witness
+        pinned = _pinned_witness(address) if witness is None else witness
         self._pinned = resolved(pinned) if pinned else ""
         self._known_witness: Witness | None = None
         if checked:
@@ -921,6 +922,13 @@ class Ledger:
 
     def _count(self, where: str, *values: Any) -> int:
         return int(self._store.rows(f"select count(*) from entries where kind = 'release' and {where}", values)[0][0])
+
+
+def _pinned_witness(address: pathlib.Path | str | None) -> str:
+    """What the owner of the machine says; a ledger that was put back may know of no witness."""
+    pin = pins.found() if address is not None else None
+    named = pin.witness if pin and pins.same(str(address), pin.ledger) else ""
+    return os.environ.get(WITNESS_VARIABLE) or named
 
 
 def _asked(item: Item) -> dict[str, Any]:
