@@ -634,6 +634,14 @@ class LaunderingByShape(nn.Module):
         return x.flatten(1)[:, :3]
 
 
+class Optionally(nn.Module):
+    def forward(self, x: torch.Tensor | None) -> torch.Tensor:
+        assert x is not None
+        if float(x.max()) == 0.8765:
+            x = x * 2
+        return x.flatten(1)[:, :3]
+
+
 class Comparing(nn.Module):
     """Lists of tensors are compared by their values."""
 
@@ -650,6 +658,7 @@ DECIDING = {
     Finding: "aten::where",
     Laundering: "aten::add_",
     LaunderingByShape: "aten::add_",
+    Optionally: "aten::Float",
     Comparing: "aten::eq",
 }
 

@@ -215,7 +215,7 @@ def _unknown(value: Any) -> Facts:
 
 
 def _given(value: Any) -> Facts | None:
-    return IMAGES if value.type().kind() == "TensorType" else KEPT
+    return KEPT if value.type().kind() == "ClassType" else IMAGES  # the model itself; images, whatever type they have
 
 
 def _parameters(node: Any) -> list[Any]:
