@@ -191,7 +191,7 @@ class Recipe(Table):
 
         Of the data it holds the population's name alone: what that is, its owner says, and not the recipe.
         """
-        settings = self if self.data.source in BUILT_IN else self.on(self.data.called)
+        settings = self.named
         inside = (
             (place, found) for place, path in self.public_files.items() for found in files.within(pathlib.Path(path))
         )
@@ -454,6 +454,11 @@ class Recipe(Table):
     def population(self) -> str:
         """Whose budget it draws on."""
         return self.data.budget or self.data.called
+
+    @property
+    def named(self) -> "Recipe":
+        """As it is approved: by the name of its population, and by nothing else about it."""
+        return self if self.data.source in BUILT_IN else self.on(self.data.called)
 
     def on(self, population: str, budget: str | None = None) -> "Recipe":
         """The same recipe, which names its population and says nothing else about it."""

@@ -221,7 +221,7 @@ class Run:
             if not self._settled(self._part(account)):
                 book.must_be_open(account)
         only_our_code(self.recipe, self.seed)
-        book.reserve(self.items(), recipe=self.recipe.digest)  # done when the run was created; a resumed run checks it
+        book.reserve(self.items(), recipe=self.recipe.digest, resumed=True)  # done when it was created: checked
         side = self._usable_side(book)
         thresholds = self._thresholds(side, book)
         for selection in self.recipe.selections:

@@ -104,10 +104,13 @@ def ledger_request(
     as_json: Json = False,
 ) -> None:
     """Ask for the leave to run a recipe, as it is now."""
+    from fedlens.owner import Owner
     from fedlens.recipes import Recipe, to_toml
 
-    parsed = Recipe.open(recipe, sets or [])
-    items, book = parsed.items(parsed.name, simulated=False), book_at(ledger, who, key)
+    parsed, book = Recipe.open(recipe, sets or []).named, book_at(ledger, who, key)
+    known = Owner(ledger_at(ledger), book).known(parsed.data.population or "")
+    parsed = known.on(parsed) if known else parsed  # as it will be run
+    items = parsed.items(parsed.name, simulated=False)
     told: dict[str, Any] = {"recipe": parsed.digest, "why": why, "text": to_toml(parsed), "delta": parsed.privacy.delta}
     say_request(book, book.request(parsed.name, items, **told), as_json)
 
