@@ -435,7 +435,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, recipe, monkeypatch):
     def forbidden(self, *arguments, **options):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
-    monkeypatch.setattr(pathlib.Path, "read_text", forbidden)
+    monkeypatch.setattr(pathlib.Path, "open", forbidden)
     done = fedlens("plan", recipe)
     assert done.code == 1
     assert "Permission denied" in done.err

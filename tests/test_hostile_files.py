@@ -178,7 +178,7 @@ def test_a_zip_that_unpacks_without_limit_is_refused(tmp_path, kind):
 def test_an_index_whose_differences_wrap_around_is_refused(tmp_path):
     Population.from_arrays("toy", {"x": np.zeros((4, 1, 8, 8), np.uint8)}, np.array([2, 2])).save(tmp_path / "toy")
     far = 2**63 - 1
-    np.save(tmp_path / "toy" / "offsets.npy", np.array([0, far, -2, far - 3, -4, 4], np.int64))
+    np.save(tmp_path / "toy" / "offsets.npy", np.array([0, far, -2, 4], np.int64))
     with pytest.raises(DataError, match="as long as its index says"):
         Population.open(tmp_path / "toy")
 
