@@ -19,7 +19,7 @@ from test_ledger import DELTA, account, plan
 from fedlens import planning
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import Budget, Item, Ledger, Spending, guarantee, storage
-from fedlens.ledger.admission import Rule
+from fedlens.ledger.allowance import Rule
 from fedlens.privacy import Balanced, FixedSize, MatrixPlan, Neighbours, Poisson, accounting, filters
 from fedlens.privacy.losses import ExchangedGaussian, SampledGaussian
 from fedlens.privacy.matrix import Banded
@@ -125,7 +125,7 @@ def test_an_adversary_who_picks_the_second_plan_by_the_first_answer_would_get_tw
     book = book_of(first)
     with pytest.raises(PrivacySpentError, match=r"chosen after looking; planned all at once, it would be 1\.00"):
         book.reserve([Item(account=account("rarely"), stage="train", plan=rarely)])
-    state = book.admission("users")
+    state = book.allowance("users")
     accepted = [
         strongest(lambda asked: state.fits([spending(asked)]), lambda noise, s=sampling: plan(1, noise, sampling=s))
         for sampling in (first.sampling, RARELY, dataclasses.replace(RARELY, rate=1e-3))
@@ -147,14 +147,14 @@ def test_no_strategy_of_three_steps_exceeds_the_budget_however_its_plans_are_sam
 
     first = made(rate())(float(random.choice([5.0, 8.0])))
     book, paths = book_of(first), []
-    state = book.admission("users")
+    state = book.allowance("users")
     for share in (1.5, 1.0):
         full = strongest(lambda asked: state.fits([spending(asked)]), made(rate()))
         second = dataclasses.replace(full, noise_multiplier=full.noise_multiplier * share)  # some leave a rest
         after = book_of(first)
         after.reserve([Item(account=account("second"), stage="train", plan=second)])
         spend(after, "second", second, 1)
-        later = after.admission("users")
+        later = after.allowance("users")
         thirds = [
             strongest(lambda asked, state=later: state.fits([spending(asked)]), made(rate())) for rate in (rate, rate)
         ]
@@ -172,9 +172,9 @@ def test_gaussians_alone_are_exact_however_they_are_chosen():
         after = book_of(first)
         after.reserve([Item(account=account("second"), stage="train", plan=second)])
         spend(after, "second", second, 1)
-        state = after.admission("users")
+        state = after.allowance("users")
         paths.append((second, [strongest(lambda a, s=state: s.fits([spending(a)]), lambda noise: plan(1, noise))]))
-    assert book.admission("users").rule is Rule.FILTER
+    assert book.allowance("users").rule is Rule.FILTER
     assert 0.99 * DELTA < worst_of_three(first, paths) <= DELTA
 
 
@@ -225,7 +225,7 @@ def test_many_sampled_plans_one_after_the_other_cost_little_more_than_planned_at
     """The price of looking, where noise is large: a few percent."""
     asked = sampled(0.1, 5.0, releases=100)
     book = book_of(asked, asked, asked, epsilon=3.0)
-    state = book.admission("users")
+    state = book.allowance("users")
     assert state.planned() < state.counted() < 1.03 * state.planned()
 
 
@@ -265,9 +265,9 @@ def test_what_fits_only_as_planned_may_be_carried_out_and_nothing_else_may_follo
     epsilon = 1.05 * guarantee([spending(asked)], DELTA).epsilon
     book.set_budget(Budget(population="users", epsilon=epsilon, delta=DELTA))
     book.reserve([Item(account=account("run"), stage="train", plan=asked)])
-    assert book.admission("users").rule is Rule.BEFOREHAND
+    assert book.allowance("users").rule is Rule.BEFOREHAND
     spend(book, "run", asked, 1)
-    assert book.admission("users").rule is Rule.AS_PLANNED
+    assert book.allowance("users").rule is Rule.AS_PLANNED
     book.close("run")  # three releases are given back: but for more of the same only
     other = plan(1, 90.0)
     assert guarantee([spending(sampled(1e-3, 0.7)), spending(other)], DELTA).epsilon < epsilon
@@ -286,14 +286,14 @@ def test_a_sampled_plan_that_was_begun_is_owed_whole_and_one_that_was_not_is_ret
     """When it stops may depend on its answers; the price of fewer releases was fixed by nobody."""
     asked = sampled(0.1, 4.0, releases=50)
     book = book_of(plan(1, 30.0), address=address)
-    before = book.admission("users").counted()
+    before = book.allowance("users").counted()
     for run, releases in (("never begun", 0), ("begun", 1)):
         book.reserve([Item(account=account(run), stage="train", plan=asked)])
-        promised = book.admission("users").counted()
+        promised = book.allowance("users").counted()
         assert promised > before
         spend(book, run, asked, releases)
         book.close(run)
-        assert book.admission("users").counted() == pytest.approx(promised if releases else before)
+        assert book.allowance("users").counted() == pytest.approx(promised if releases else before)
     returned = {e.run: e.facts["returned"] for e in book.entries() if e.kind == "close"}
     assert returned == {"never begun": {"train": 50}, "begun": {"train": 0}}
 
@@ -303,17 +303,17 @@ def test_a_gaussian_plan_that_ends_early_gives_back_the_rest(address):
     book.reserve([Item(account=account("run"), stage="train", plan=plan(10, 20.0))])
     spend(book, "run", plan(10, 20.0), 4)
     book.close("run")
-    assert book.admission("users").counted() == pytest.approx(
+    assert book.allowance("users").counted() == pytest.approx(
         accounting.gaussian_epsilon(math.sqrt(1 / 900 + 4 / 400), DELTA * (1 - filters.SLACK)), rel=1e-9
     )
 
 
 def test_of_groups_that_share_nobody_the_dearest_counts_also_after_looking(address):
     book = book_of(plan(1, 30.0), address=address)
-    alone = book.admission("users").counted([spending(sampled(0.1, 4.0, 50))])
+    alone = book.allowance("users").counted([spending(sampled(0.1, 4.0, 50))])
     pair = [spending(sampled(0.1, noise, 50), f"n/{noise}", partition="n", part=f"{noise}") for noise in (4.0, 6.0)]
     both = [spending(sampled(0.1, noise, 50), f"n/{noise}") for noise in (4.0, 6.0)]
-    state = book.admission("users")
+    state = book.allowance("users")
     assert alone == pytest.approx(state.counted(pair), rel=1e-3)
     assert state.counted(both) > 1.05 * alone
 
@@ -324,7 +324,7 @@ def test_groups_add_up_after_looking_when_users_are_replaced(address):
     book = book_of(first, address=address, neighbours=Neighbours.REPLACE_ONE)
     asked = plan(20, 30.0, sampling=FixedSize(size=10, population=100), **replaced)
     pair = [spending(asked, f"n/{part}", partition="n", part=part) for part in "ab"]
-    state = book.admission("users")
+    state = book.allowance("users")
     assert state.counted(pair) > 1.2 * state.counted(pair[:1])
 
 
@@ -335,19 +335,19 @@ def test_within_a_window_the_filter_counts_from_the_first_run_on(address, monkey
     asked = sampled(0.1, 4.0, 100)
     book = Ledger(address)
     book.set_budget(Budget(population="users", epsilon=0.99, delta=DELTA, window=30.0))
-    assert asked.epsilon(DELTA) < 0.99 < book.admission("users").counted([spending(asked)])
+    assert asked.epsilon(DELTA) < 0.99 < book.allowance("users").counted([spending(asked)])
     with pytest.raises(PrivacySpentError):
         book.reserve([Item(account=account("run"), stage="train", plan=asked)])
     asked = sampled(0.1, 4.2, 100)
     book.reserve([Item(account=account("run"), stage="train", plan=asked)])
     spend(book, "run", asked, 1)
     hands.now += datetime.timedelta(days=31)
-    spent = book.admission("users").counted()
+    spent = book.allowance("users").counted()
     for release in range(1, 100):
         assert book.charge(account("run"), "train", asked, release=release, query=f"{release}")
-    assert book.admission("users").counted() == spent  # what is left of it is owed whole
+    assert book.allowance("users").counted() == spent  # what is left of it is owed whole
     hands.now += datetime.timedelta(days=31)
-    assert book.admission("users").counted() == 0.0
+    assert book.allowance("users").counted() == 0.0
     book.reserve([Item(account=account("later"), stage="train", plan=asked)])
 
 
@@ -356,7 +356,7 @@ def test_simulated_runs_are_no_look_and_no_cost(address):
     asked = sampled(0.1, 4.0, 100)
     book.set_budget(Budget(population="users", epsilon=asked.epsilon(DELTA), delta=DELTA))
     book.charge(account("free", simulated=True), "train", asked, release=0, query="a")
-    assert book.admission("users").rule is Rule.BEFOREHAND
+    assert book.allowance("users").rule is Rule.BEFOREHAND
     book.reserve([Item(account=account("run"), stage="train", plan=asked)])
 
 
@@ -367,7 +367,7 @@ def test_a_budget_that_came_after_the_first_answer_promises_no_price_at_once(add
     spend(book, "run", asked, 1)
     book.close("run")
     book.set_budget(Budget(population="users", epsilon=1.05 * asked.epsilon(DELTA), delta=DELTA))
-    assert book.admission("users").rule is Rule.FILTER
+    assert book.allowance("users").rule is Rule.FILTER
     with pytest.raises(PrivacySpentError):
         book.reserve([Item(account=account("same"), stage="train", plan=sampled(1e-3, 0.7, 3))])
 
@@ -375,7 +375,7 @@ def test_a_budget_that_came_after_the_first_answer_promises_no_price_at_once(add
 def test_show_says_what_looking_costs(address):
     book = book_of(sampled(0.1, 4.0, 50), plan(1, 20.0), address=address)
     told = book.standings()[0]
-    counted = book.admission("users").counted()
+    counted = book.allowance("users").counted()
     assert f"at least as much: epsilon {math.ceil(counted * 100) / 100:.2f} of 1" in told.lines()[-1]
     assert told.to_dict()["filter"] | {"text": ""} == {"rule": "filter", "epsilon": counted, "text": ""}
     assert told.promised.epsilon < counted

@@ -167,14 +167,14 @@ MUTATIONS = {
         "test_budgets.py::test_what_is_reserved_binds_others_as_if_it_were_spent[sqlite]",
     ),
     "the filter of plans that are chosen after looking": (
-        "ledger/admission.py",
+        "ledger/allowance.py",
         "return not over(self.budget, self.counted(new))",
         "return not over(self.budget, self.planned(new))",
         "test_filters.py::test_an_adversary_who_picks_the_second_plan_by_the_first_answer_would_get_twice_the_delta"
         "_and_is_refused",
     ),
     "the one rule for what was planned beforehand": (
-        "ledger/admission.py",
+        "ledger/allowance.py",
         "if rule is Rule.AS_PLANNED:\n            return self._held(after)",
         "if False:\n            return self._held(after)",
         "test_filters.py::test_what_fits_only_as_planned_may_be_carried_out_and_nothing_else_may_follow[sqlite]",

@@ -13,7 +13,7 @@ from fedlens import trees
 from fedlens.algorithms import FedAvgGan
 from fedlens.curator import Contribute
 from fedlens.ledger import Ledger, Spending, Standing, guarantee
-from fedlens.ledger.admission import Admission
+from fedlens.ledger.allowance import Allowance
 from fedlens.ledger.spending import suffered
 from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
@@ -112,7 +112,7 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
                 counted.covers(plan)  # else it would be refused
     kind = recipe.privacy.unit, recipe.privacy.neighbours
     standing = ledger.standing(recipe.population, kind, recipe.privacy.delta) if ledger else None
-    state, before = (ledger.admission(recipe.population), _before(recipe, ledger)) if ledger else (None, [])
+    state, before = (ledger.allowance(recipe.population), _before(recipe, ledger)) if ledger else (None, [])
     delta = state.budget.delta if state else recipe.privacy.delta
     fits = state is None or state.fits(spendings)
     return Forecast(
@@ -145,7 +145,7 @@ def _correlation(plan: MatrixPlan, ratio: float | None) -> str:
 
 def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
     """What would fit into what is left."""
-    state = ledger.admission(recipe.population)
+    state = ledger.allowance(recipe.population)
     return _alternatives(recipe, state) if state else []
 
 
@@ -294,18 +294,18 @@ def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
     return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
 
 
-def _fits(recipe: Recipe, train: Promise, state: Admission) -> bool:
+def _fits(recipe: Recipe, train: Promise, state: Allowance) -> bool:
     return state.fits(recipe.spendings(train=train), quick=True)
 
 
-def _runs_left(recipe: Recipe, state: Admission) -> float:
+def _runs_left(recipe: Recipe, state: Allowance) -> float:
     """How many runs like this would still fit; whole ones where rounds are not paid for one by one."""
     train = recipe.plans[1]
     one = train.priced_as if isinstance(train, MatrixPlan) else train
     return _rounds_left(recipe, one, state) / one.releases
 
 
-def _rounds_left(recipe: Recipe, train: Plan, state: Admission) -> int:
+def _rounds_left(recipe: Recipe, train: Plan, state: Allowance) -> int:
     """How many rounds like these would still fit, over as many runs as they need."""
 
     def fits(rounds: int) -> bool:
@@ -314,7 +314,7 @@ def _rounds_left(recipe: Recipe, train: Plan, state: Admission) -> int:
     return _last(fits, 100 * train.releases)
 
 
-def _alternatives(recipe: Recipe, state: Admission) -> list[Alternative]:
+def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
     train = recipe.plans[1]
     candidates: list[tuple[str, Promise, list[str]]] = []
     if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, state))):
@@ -348,7 +348,7 @@ def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alter
     return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
 
 
-def _holds(recipe: Recipe, found: Alternative, state: Admission) -> bool:
+def _holds(recipe: Recipe, found: Alternative, state: Allowance) -> bool:
     """Whether the recipe changed like this really fits; rounding, or the head count's own cost, may be in the way."""
     try:
         variant = recipe.changed(found.sets)

@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedlens import pins
 from fedlens.curator import PrivacySpentError
 from fedlens.ledger import chain, keys
-from fedlens.ledger.admission import Admission, Owed
+from fedlens.ledger.allowance import Allowance, Owed
 from fedlens.ledger.budgets import Budget, Standing
 from fedlens.ledger.chain import BY_DAY, DAMAGE, KINDS, Entry, Head, Place, root
 from fedlens.ledger.spending import Account, Kind, Spending, carried_out, guarantee, is_gaussian, owed
@@ -272,7 +272,7 @@ class Ledger:
         return bool(self._store.rows("select 1 from entries where kind = 'close' and run = ?", (run,)))
 
     def _within_budget(self, population: str, items: Sequence[Item]) -> None:
-        state = self.admission(population)
+        state = self.allowance(population)
         if state is None:
             return
         for item in items:
@@ -281,7 +281,7 @@ class Ledger:
         if not state.fits(new):
             raise PrivacySpentError(state.refusal(new))
 
-    def admission(self, population: str, kind: Kind | None = None) -> Admission | None:
+    def allowance(self, population: str, kind: Kind | None = None) -> Allowance | None:
         """What decides whether a run on a population may begin; None where it has no budget.
 
         By default all that counts is looked at, and else what is of one kind.
@@ -310,7 +310,7 @@ class Ledger:
                 held.append(dataclasses.replace(found, plan=owed(plan, releases)))
         first, budgeted = min(released.values(), default=None), self._entries(_BUDGETS, population)[-1].id
         before = self.spendings(population, reserved=True, budget=budget)
-        return Admission(
+        return Allowance(
             budget=budget,
             before=tuple(spending for spending in before if kind in (None, spending.kind)),
             owed=tuple(held),
@@ -407,7 +407,7 @@ class Ledger:
         at = budget.delta if budget else delta
         made = [s for s in self.spendings(population, budget=budget) if s.kind == kind]
         promised = [s for s in self.spendings(population, reserved=True, budget=budget) if s.kind == kind]
-        state = self.admission(population, kind) if budget else None
+        state = self.allowance(population, kind) if budget else None
         return Standing(
             population=population,
             budget=budget,

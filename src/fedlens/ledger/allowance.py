@@ -32,7 +32,7 @@ class Owed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Admission:
+class Allowance:
     """How a population stands when a run asks to begin. Formal guarantee: see `privacy.filters`, and `rule`."""
 
     budget: Budget
