@@ -1,6 +1,7 @@
 """The owner's side: what only they may say, and every way around it that was tried."""
 
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -8,7 +9,7 @@ import sqlite3
 import numpy as np
 import pytest
 import torch
-from command_line import fedlens, run_folder
+from command_line import fedlens, interrupted, run_folder
 from test_bad_images import ALL, BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, columns, written
 from toy_texts import lines
 
@@ -19,6 +20,7 @@ from fedlens.population import Population
 from fedlens.recipe_tables import Data
 from fedlens.recipes import Recipe
 from fedlens.registration import Policy
+from fedlens.runs import Run
 from fedlens.simulation import Engine
 
 NAMED = re.compile(r'source = .*\npath = .*\nname = "crowd"\n')
@@ -514,6 +516,44 @@ def test_whether_the_number_is_exact_is_not_to_be_had_by_refusals(tmp_path):
     written(tmp_path, privacy='sampling = "balanced"\ngroups = 3')
     register(by_name(tmp_path))
     refused(run(tmp_path), "which its owner keeps private")
+
+
+# Run folders that lead elsewhere
+
+
+def stopped(folder, monkeypatch):
+    """A run that was interrupted after its first round."""
+    written(folder)
+    interrupted(
+        monkeypatch, Run, "_checkpoint", when=lambda run, part, state, door: int(state["round"]) == 1, after=True
+    )
+    assert run(folder).code == 130
+    monkeypatch.undo()
+    return run_folder(folder)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_no_file_is_copied_into_a_run_folder_through_a_link(tmp_path, monkeypatch, link):
+    """Lines of a private file stood in metrics.jsonl."""
+    found = stopped(tmp_path, monkeypatch)
+    (tmp_path / "private.jsonl").write_text(f'{{"user": "{SECRET}"}}\n' * 3)
+    (found / "all" / "metrics.jsonl").unlink()
+    link(tmp_path / "private.jsonl", found / "all" / "metrics.jsonl")
+    refused(fedlens("run", "--resume", found), "leads elsewhere")
+
+
+def test_no_folder_of_a_run_leads_elsewhere(tmp_path, monkeypatch):
+    found = stopped(tmp_path, monkeypatch)
+    shutil.move(found / "all", tmp_path / "moved")
+    (found / "all").symlink_to(tmp_path / "moved")
+    refused(fedlens("run", "--resume", found), "leads elsewhere")
+
+
+def test_what_is_no_number_is_not_kept_in_metrics(tmp_path, monkeypatch):
+    found = stopped(tmp_path, monkeypatch)
+    (found / "all" / "metrics.jsonl").write_text(f'{{"round": "{SECRET}"}}\n{SECRET}\n')
+    assert fedlens("run", "--resume", found).code == 0
+    assert SECRET not in (found / "all" / "metrics.jsonl").read_text()
 
 
 # The digest

@@ -66,7 +66,9 @@ def _sync(folder: pathlib.Path) -> None:
 
 
 def append_line(path: pathlib.Path, line: str) -> None:
-    with path.open("a") as file:
+    """To this very file: a link that somebody put in its place is an error."""
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(handle, "a") as file:
         file.write(line + "\n")
 
 

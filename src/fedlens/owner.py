@@ -77,7 +77,7 @@ class Owner:
 
     def _opened(self, name: str, seal: dict[str, Any]) -> Registration:
         try:
-            content = self._file(name, "toml").read_bytes()
+            content = files.content(self._file(name, "toml"))
         except OSError:
             raise ValueError(
                 f"Expected the registration of {name!r} in {self._folder}: the ledger knows it, and the file is not"
@@ -169,7 +169,7 @@ class Owner:
 
     def prints_of(self, known: Registration) -> Prints:
         """Of a registered population, as they were made then."""
-        return Prints(known.whole, known.grouped, np.load(self._file(known.name, "prints.npy"), allow_pickle=False))
+        return Prints(known.whole, known.grouped, np.asarray(arrayfiles.mapped(self._file(known.name, "prints.npy"))))
 
     # Files
 

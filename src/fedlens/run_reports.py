@@ -36,7 +36,7 @@ from fedlens.ledger.spending import carried_out
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.recipe_tables import Quantile, Text
-from fedlens.recipes import Recipe
+from fedlens.recipes import Recipe, to_toml
 from fedlens.trees import Tree
 
 SAMPLED = 512
@@ -220,7 +220,7 @@ def _provenance(folder: pathlib.Path, recipe: Recipe, device: str) -> dict[str, 
         "machine": f"{platform.machine()}, {device}",
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "run": folder.name,
-        "recipe": (folder / "recipe.toml").read_text(),
+        "recipe": to_toml(recipe),
         "recipe sha256": recipe.digest,
     }
     if recipe.threshold_plan:

@@ -18,6 +18,7 @@ noise is derived from) lies beside the ledger, readable by its owner only, and i
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import secrets
@@ -40,13 +41,14 @@ from fedlens.privacy import Guarantee
 from fedlens.randomness import Randomness
 from fedlens.recipe_tables import THRESHOLDS
 from fedlens.recipes import STAGES, Recipe, to_toml
-from fedlens.safeguards import alone, forget_secrets, kept_randomness, only_our_code
+from fedlens.safeguards import alone, check_plain, forget_secrets, kept_randomness, only_our_code
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 
 VERSION = 2  # of run folders
 BESIDE = "beside"  # names the secret under which data are tagged
 CHECKPOINT_SECONDS = 10.0
+_METRICS = {"round", "epsilon_so_far", "clip", "simulated"}  # of a line in metrics.jsonl: public numbers
 MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
 
 
@@ -240,6 +242,7 @@ class Run:
         )
 
     def _seal(self) -> None:
+        check_plain(self.folder)  # hashes of what lies elsewhere would tell guesses apart
         paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         hashes = {str(path.relative_to(self.folder)): files.sha256(path) for path in paths}
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
@@ -426,9 +429,25 @@ def _check_state(state: Tree, start: Tree, folder: pathlib.Path) -> None:
 
 
 def _shortened(metrics: pathlib.Path, lines: int) -> None:
-    """Drops the lines of rounds that will be done again: one line a round, from the first."""
+    """Drops the lines of rounds that will be done again: one line a round, from the first.
+
+    What is kept is written anew, number by number: somebody may have put other content in its place.
+    """
     if metrics.exists():
-        files.write(metrics, b"".join(metrics.read_bytes().splitlines(keepends=True)[:lines]))
+        kept = itertools.takewhile(_of_numbers, map(_parsed, files.content(metrics).splitlines()[:lines]))
+        files.write(metrics, "".join(f"{json.dumps(line)}\n" for line in kept))
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return files.parsed_json(line, "")
+    except ValueError:
+        return None  # cut short when the power went
+
+
+def _of_numbers(line: Any) -> bool:
+    told = line.items() if isinstance(line, dict) else [("", "")]
+    return all(key in _METRICS and (isinstance(value, int | float) or value == "infinity") for key, value in told)
 
 
 def _checked_device(device: str) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import stat
 from collections.abc import Iterator
 
 from fedlens.ledger import is_remote
@@ -14,6 +15,7 @@ from fedlens.recipes import Recipe
 @contextlib.contextmanager
 def alone(folder: pathlib.Path) -> Iterator[None]:
     """Nobody else works on this run meanwhile; the system lets go of the lock when a process ends, however it ends."""
+    check_plain(folder)
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -23,6 +25,15 @@ def alone(folder: pathlib.Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
+
+
+def check_plain(folder: pathlib.Path) -> None:
+    """Refuses a run folder that leads elsewhere: by a link, whoever edits it could have any file read or written to."""
+    inside = [folder, *(pathlib.Path(root) / name for root, dirs, names in os.walk(folder) for name in (*dirs, *names))]
+    for path in inside:
+        status = path.lstat()
+        if not (stat.S_ISDIR(status.st_mode) or (stat.S_ISREG(status.st_mode) and status.st_nlink == 1)):
+            raise ValueError(f"Expected plain files and folders in {folder.name}; {path.name} leads elsewhere.")
 
 
 def only_our_code(recipe: Recipe, seed: int | None) -> None:
