@@ -15,6 +15,60 @@ TESTS = pathlib.Path(__file__).parent
 
 # What is taken out: (file, text, replacement, a test that must notice).
 MUTATIONS = {
+    "the seal of a registration": (
+        "owner.py",
+        'if hashlib.sha256(content).hexdigest() != seal["sha256"]:',
+        "if False:",
+        "test_owner.py::test_a_registration_that_was_edited_is_refused",
+    ),
+    "the comparison of what is called public": (
+        "admission.py",
+        "found.whole == known.whole or found.shared_with(owner.prints_of(known)) >= PUBLIC_SHARE",
+        "False",
+        "test_owner.py::test_the_private_file_itself_does_not_pass_for_public",
+    ),
+    "the recognition of data under another name": (
+        "admission.py",
+        "known = next((found for found in owner.everything() if found.whole == made.whole), None)",
+        "known = None",
+        "test_owner.py::test_the_same_data_under_another_name_pay_from_the_same_budget[reordered]",
+    ),
+    "the units that were registered": (
+        "admission.py",
+        "if alike and _units(known.data) != _units(source):",
+        "if False:",
+        "test_owner.py::test_a_column_of_rows_does_not_pass_for_users",
+    ),
+    "the end of guessing in passing": (
+        "admission.py",
+        'owner.book.register(IN_PASSING, {"closed": True})',
+        "pass",
+        "test_owner.py::test_the_number_of_users_is_not_to_be_had_by_refusals",
+    ),
+    "the data that were registered": (
+        "owner.py",
+        "(found.whole, found.grouped) != (known.whole, known.grouped)",
+        "False",
+        "test_owner.py::test_a_changed_file_needs_the_owners_word",
+    ),
+    "the pinned ledger": (
+        "pins.py",
+        "    return pin.ledger\n",
+        "    return given or default\n",
+        "test_owner.py::test_on_a_pinned_machine_no_other_ledger_counts",
+    ),
+    "the owner's word on simulations": (
+        "registration.py",
+        "if simulated and not (policy.simulation or self.passing):",
+        "if False:",
+        "test_owner.py::test_a_budgeted_population_is_not_simulated_unless_its_owner_allows_it",
+    ),
+    "the files in a recipe's digest": (
+        "recipes.py",
+        "[settings.model_dump_json(), *held]",
+        "[settings.model_dump_json()]",
+        "test_owner.py::test_every_file_that_a_recipe_depends_on_is_in_its_digest[model]",
+    ),
     "the clip": (
         "privacy/bounds.py",
         "return trees.clipped(contribution, self.norm)",
