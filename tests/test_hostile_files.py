@@ -367,6 +367,12 @@ def test_a_plan_in_a_header_is_held_to_what_plans_can_be(tmp_path, changes):
         Samples.open(with_header(tmp_path, "samples", spending=spending_with(**changes)))
 
 
+@pytest.mark.parametrize("noise", [5e-324, 1e-300, 1e-160, 0.0])
+def test_noise_whose_square_is_nothing_costs_an_infinite_epsilon(tmp_path, noise):
+    path = with_header(tmp_path, "samples", spending=spending_with(noise_multiplier=noise))
+    assert Samples.open(path).guarantee.epsilon == float("inf")
+
+
 def test_a_number_that_json_does_not_know_is_refused_in_a_header(tmp_path):
     path = with_header(tmp_path, "samples", spending=spending_with(releases=float("nan")))
     with pytest.raises(ValueError, match="it is cut short or damaged"):

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedlens, interrupted, run_folder
-from test_bad_images import ALL, BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, columns, written
+from test_bad_images import ALL, BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, classifier, columns, written
 from toy_texts import lines
 
-from fedlens import pins, prints, readers
+from fedlens import pins, preparation, prints, readers
 from fedlens.ledger import Ledger
+from fedlens.models.primary import open_primary
 from fedlens.owner import Bounds, Owner
 from fedlens.population import Population
 from fedlens.recipe_tables import Data
@@ -235,6 +236,23 @@ def test_data_with_a_row_less_are_not_new_data(spent_out):
     refused(run(spent_out, f"data.path={without_a_row(spent_out)}", "data.name=other"), "many examples of 'crowd'")
 
 
+def test_another_folder_for_runs_is_no_new_budget(spent_out):
+    """Another --out has a ledger of its own, which knew nothing."""
+    done = fedlens("run", spent_out / "recipe.toml", "--out", spent_out / "elsewhere")
+    refused(done, "Expected --ledger", "registered, as 'crowd'")
+
+
+def test_short_texts_with_a_row_less_are_not_new_data(tmp_path):
+    short = [{"user": f"u{user}", "text": [f"ok {user}", f"no {user}"]} for user in range(24)]
+    vocabulary = tmp_path / "known.txt"
+    vocabulary.write_text("ok\nno\n")
+    for name, held in (("d.jsonl", short), ("other.jsonl", short[1:])):
+        (tmp_path / name).write_text("".join(f"{json.dumps(line)}\n" for line in held))
+    register(tmp_path, "--epsilon", 8, "--delta", 1e-5, path="d.jsonl")
+    options = "--epsilon", 1, "--delta", 1e-5, "--population", 60, "--to", tmp_path / "v.txt", *ledger(tmp_path)
+    refused(fedlens("vocabulary", "learn", tmp_path / "other.jsonl", *options), "many examples of 'crowd'")
+
+
 def test_other_data_under_a_registered_name_are_refused(spent_out):
     np.savez(spent_out / "other.npz", **columns(x=255 - columns()["x"]))
     refused(run(spent_out, f"data.path={spent_out / 'other.npz'}"), "found others")
@@ -366,7 +384,8 @@ def test_public_text_is_counted(talk):
 
 
 @pytest.fixture
-def pinned(tmp_path):
+def pinned(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     register(by_name(written(tmp_path)), "--epsilon", 8, "--delta", 1e-5, "--pin")
     assert pins.found() is not None
     return tmp_path
@@ -414,6 +433,7 @@ def test_on_a_pinned_machine_public_is_what_its_owner_declared(pinned):
 
 def test_on_a_pinned_machine_no_other_file_is_opened_as_public(talk, monkeypatch):
     """Which lines of a file repeat, and how many there are, was told of any file that a recipe named."""
+    monkeypatch.chdir(talk)
     assert fedlens("data", "pin", *ledger(talk)).code == 0
     text = "[text]\nvocabulary = '{path}'\n[selections.all]\nby = 'everyone'\n[privacy]\nepsilon = 8.0\ndelta = 1e-5\n"
     head = "name = 'look'\ntask = 'T3'\n[data]\npopulation = 'talk'\n" + text + "users = 20\npopulation = 60\n"
@@ -428,10 +448,15 @@ def test_on_a_pinned_machine_no_other_file_is_opened_as_public(talk, monkeypatch
     refused(done, "declared public")
 
 
-def test_on_a_pinned_machine_words_are_learnt_of_a_population_by_its_name(talk):
+def test_on_a_pinned_machine_words_are_learnt_of_a_population_by_its_name(talk, monkeypatch):
+    monkeypatch.chdir(talk)
     assert fedlens("data", "pin", *ledger(talk)).code == 0
     options = "--epsilon", 8, "--delta", 1e-5, "--to", talk / "words.txt", "--size", 5, "--longest", 4
-    refused(fedlens("vocabulary", "learn", talk / "d.jsonl", "--population", 60, *options), "this machine is pinned")
+    told = [
+        fedlens("vocabulary", "learn", talk / name, "--population", 60, *options) for name in ("d.jsonl", "no.jsonl")
+    ]
+    refused(told[0], "Expected a registered population")
+    assert told[0].err.replace("d.jsonl", "no.jsonl") == told[1].err  # not even whether it is there
     refused(fedlens("vocabulary", "learn", "talk", "--population", 50, *options), "expected --population 60")
     done = fedlens("vocabulary", "learn", "talk", "--population", 60, *options)
     assert done.code == 0, done.err
@@ -442,6 +467,83 @@ def test_on_a_pinned_machine_words_are_learnt_of_a_population_by_its_name(talk):
 def test_on_a_pinned_machine_no_function_of_ones_own_is_imported(pinned):
     for change in ("hypotheses=['antigravity:fly']", "data.bug={kind='antigravity:fly'}"):
         refused(run(pinned, change), "this machine is pinned")
+
+
+PLACES = {
+    "a recipe": ("plan", "{there}/recipe.toml"),
+    "a model": ("run", "recipe.toml", "--set", "primary.model={there}/m.pt", "--set", "selections.all.by='wrong'"),
+    "a baseline": ("compare", "{there}/low", "{there}/high"),
+    "a file to write": ("init", "--to", "{there}/recipe.toml"),
+    "a hidden file to write": ("vocabulary", "count", "words.txt", "--to", "out/.private/run.all.key"),
+    "a folder to write to": ("run", "recipe.toml", "--out", "{there}"),
+    "a folder to resume": ("run", "--resume", "{there}/run"),
+    "a file to hash": ("ledger", "request", "recipe.toml", "--set", "primary.public.path={there}/d.npz"),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_on_a_pinned_machine_files_lie_below_the_working_folder(pinned, tmp_path_factory, place):
+    """Else any file of the machine could be asked for, hashed, overwritten, or made: a run's secret, say."""
+    there = tmp_path_factory.mktemp("elsewhere")
+    (pinned / "words.txt").write_text("words\n")
+    refused(fedlens(*(word.format(there=there) for word in PLACES[place])), "below the folder")
+    assert list(there.iterdir()) == []
+
+
+def test_on_a_pinned_machine_no_variable_of_its_environment_is_told(pinned, monkeypatch):
+    monkeypatch.setenv("TOKEN", SECRET)
+    done = run(pinned, "primary.model=$TOKEN/m.pt", "selections.all.by=wrong")
+    assert SECRET not in done.err + done.out
+
+
+def test_a_run_folder_of_ones_own_making_is_not_resumed(tmp_path, monkeypatch):
+    """With a secret that was planted, its noise was known."""
+    found = stopped(tmp_path, monkeypatch)
+    shutil.copytree(found, found.with_name("bad-000000"))
+    refused(fedlens("run", "--resume", found.with_name("bad-000000")), "Expected")
+    assert fedlens("run", "--resume", found).code == 0
+
+
+def test_the_secrets_of_a_run_are_all_made_when_it_begins(tmp_path, monkeypatch):
+    """One that is made later could be somebody else's by then."""
+    written(tmp_path, BOTH)
+    interrupted(monkeypatch, Run, "_checkpoint", after=True)
+    assert run(tmp_path).code == 130
+    monkeypatch.undo()
+    kept = sorted(path.name.split(".", 1)[1] for path in (tmp_path / "out" / ".private").iterdir())
+    assert kept == ["beside.key", "high.key", "low.key"]
+    next((tmp_path / "out" / ".private").glob("*.high.key")).unlink()
+    refused(fedlens("run", "--resume", run_folder(tmp_path)), "secret")
+
+
+def test_a_folder_called_like_a_pattern_takes_no_secrets_along(tmp_path, monkeypatch):
+    found = stopped(tmp_path, monkeypatch)
+    secrets = sorted((tmp_path / "out" / ".private").iterdir())
+    shutil.copytree(found, found.with_name("*"))
+    assert fedlens("run", "--resume", found.with_name("*")).code == 2
+    assert sorted((tmp_path / "out" / ".private").iterdir()) == secrets
+
+
+def test_a_primary_model_that_was_put_into_the_folder_is_not_asked(tmp_path, monkeypatch):
+    """Nothing vouched for it before the first release: neither an approval nor the owner's policy."""
+    written(tmp_path, BOTH)
+    classifier(tmp_path / "other.pt", favourite=3)
+    interrupted(monkeypatch, preparation.Side, "of")
+    assert run(tmp_path).code == 130
+    monkeypatch.undo()
+    kept = run_folder(tmp_path) / "primary.safetensors"
+    shutil.copy(tmp_path / "other.pt", kept)
+    assert fedlens("run", "--resume", run_folder(tmp_path)).code == 0
+    assert open_primary(kept, side=SIDE).digest == open_primary(tmp_path / "m.pt", side=SIDE).digest
+
+
+def test_how_many_are_in_a_selection_is_not_for_a_recipe_to_declare(tmp_path):
+    """A refusal told whether everybody is in it."""
+    more = 'sampling = "fixed-size"\nsize = 4\nsize_is_public = true'
+    selection = '[selections.all]\nby = "attribute"\nattribute = "version"\nvalues = [1]'
+    by_name(written(tmp_path, selection, privacy=more, version=np.ones(ROWS, int)))
+    register(tmp_path, "--attributes", "version")
+    refused(run(tmp_path), "size_is_public")
 
 
 def test_a_pinned_witness_is_asked_for_also_by_a_ledger_that_knows_of_none(pinned):

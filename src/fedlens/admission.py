@@ -12,7 +12,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedlens import data, pins, preparation, prints, readers
+from fedlens import data, files, pins, preparation, prints, readers
 from fedlens.models.primary import is_foreign
 from fedlens.owner import Bounds, Owner, absolute, registration, selectable
 from fedlens.population import DataError, Population, SchemaError
@@ -124,6 +124,7 @@ def _in_passing(asked: Asked, owner: Owner, say: Say) -> Registration:
         known = next((found for found in owner.everything() if found.whole == made.whole), None)
         if known is None:
             _unlike(made, owner)
+            _of_no_other_ledger(users, owner)
             return _passed(name, source, users, made, asked, owner, say)
     if known.name != name:
         say(f"these are the data of {known.name!r}, and draw on its budget")
@@ -153,6 +154,17 @@ def _unlike(made: Prints, owner: Owner) -> None:
                 f"Expected data of their own, found many examples of {known.name!r} among them. Their owner says what"
                 f" they are: fedlens data register NAME PATH, with --budget {known.name} if people are the same."
             )
+
+
+def _of_no_other_ledger(users: Population, owner: Owner) -> None:
+    """Another --out is another ledger: that their budget lies elsewhere is easily forgotten."""
+    for address in pins.ledgers():
+        if address != owner.address and pathlib.Path(address).exists():  # one that is remote says what it is by its pin
+            other = Owner(address)
+            made = other.printed(users)
+            same = [known.name for known in other.everything() if made.shared_with(other.prints_of(known)) >= ALIKE]
+            if same:
+                raise ValueError(f"Expected --ledger {address}: there these data are registered, as {same[0]!r}.")
 
 
 def _may_pass(name: str, owner: Owner) -> None:
@@ -260,9 +272,10 @@ def declare_public(paths: Sequence[pathlib.Path], owner: Owner) -> None:
     pin = pins.found()
     if pin is None:
         raise ValueError("Expected a pinned machine (fedlens data pin): on others nothing needs to be declared public.")
+    hashes = [files.sha256(one) for path in paths for one in files.within(path)]
     for path in paths:
         _compare(path, functools.partial(_any_prints, path), owner)
-    pins.declare(pin, paths)
+    pins.declare(pin, hashes)
 
 
 def check_public_images(path: pathlib.Path, images: str, owner: Owner) -> None:
@@ -296,8 +309,12 @@ def _compare(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owne
     private = owner.everything()
     found = printed(owner.key) if private else None
     for known in private:
-        if found and (found.whole == known.whole or found.shared_with(owner.prints_of(known)) >= PUBLIC_SHARE):
+        if found and (found.whole == known.whole or _much_of(found, owner.prints_of(known))):
             raise ValueError(f"Expected public data in {path.name}; it holds private data, of {known.name!r}.")
+
+
+def _much_of(found: Prints, private: Prints) -> bool:
+    return found.shared_with(private, telling=True) >= PUBLIC_SHARE or found.shared_with(private) >= ALIKE
 
 
 def _any_prints(path: pathlib.Path, key: bytes) -> Prints:

@@ -49,6 +49,7 @@ class Owner:
 
     def __init__(self, address: str, book: Ledger | None = None) -> None:
         self.book = book or Ledger(address)
+        self.address = address if is_remote(address) else str(pathlib.Path(address).resolve())
         if is_remote(address):  # there is no folder beside it
             self._folder = pins.of_user().parent / "owner" / hashlib.sha256(address.encode()).hexdigest()[:16]
         else:
@@ -137,6 +138,8 @@ class Owner:
             self._write(made.name, "toml", content)
             seal = {"sha256": hashlib.sha256(content).hexdigest(), "registration": made.public()}
             self.book.register(made.name, seal)
+        if not made.passing:
+            pins.remember(self.address)
         return made
 
     def unchanged(self, known: Registration) -> None:

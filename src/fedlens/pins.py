@@ -5,6 +5,7 @@ file opened as public that is not. `fedlens data pin` and `fedlens data public` 
 that of a user.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -55,6 +56,27 @@ def found() -> Pin | None:
     return None
 
 
+def check_below(path: pathlib.Path | str) -> None:
+    """On a pinned machine those who hand in recipes name files below the working folder, and none that are hidden.
+
+    Whether a file is there at all, what its hash is and what becomes of it would otherwise be theirs to ask or to say.
+    """
+    pin = found()
+    if pin is None:
+        return
+    here, there = pathlib.Path.cwd().resolve(), pathlib.Path(path).resolve()
+    if not there.is_relative_to(here) or any(part.startswith(".") for part in there.relative_to(here).parts):
+        raise ValueError(
+            f"Expected files below the folder that the command is started in, none of them hidden: this machine is"
+            f" pinned ({pin.place})."
+        )
+
+
+def expanded(path: str) -> str:
+    """$NAME stands for an environment variable; not on a pinned machine, whose environment is its owner's."""
+    return path if found() else os.path.expandvars(path)
+
+
 def check_public(path: pathlib.Path) -> None:
     """Before a file is opened as public: on a pinned machine its owner has declared it so.
 
@@ -68,9 +90,8 @@ def check_public(path: pathlib.Path) -> None:
         )
 
 
-def declare(pin: Pin, paths: Iterable[pathlib.Path]) -> None:
-    new = {files.sha256(one) for path in paths for one in files.within(path)}
-    dataclasses.replace(pin, public=pin.public | new).save()
+def declare(pin: Pin, sha256s: Iterable[str]) -> None:
+    dataclasses.replace(pin, public=pin.public | set(sha256s)).save()
 
 
 def address(given: str | None, default: str) -> str:
@@ -88,3 +109,22 @@ def same(one: str, other: str) -> bool:
     if "://" in one or "://" in other:
         return one == other
     return pathlib.Path(one).resolve() == pathlib.Path(other).resolve()
+
+
+def ledgers() -> list[str]:
+    """Those in which owners on this account have registered populations."""
+    try:
+        return files.content(_index()).decode().splitlines()
+    except (OSError, ValueError):
+        return []
+
+
+def remember(ledger: str) -> None:
+    """So that data which are registered there are recognised elsewhere; where nothing can be kept, they are not."""
+    if ledger not in (known := ledgers()):
+        with contextlib.suppress(OSError):
+            files.write(_index(), "".join(f"{one}\n" for one in [*known, ledger]))
+
+
+def _index() -> pathlib.Path:
+    return of_user().with_name("ledgers.txt")

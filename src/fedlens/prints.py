@@ -27,12 +27,16 @@ class Prints:
 
     whole: str  # of all examples, in any order, whoever holds them
     grouped: str  # of all examples with their labels, attributes and who holds which; "" where nobody does
-    sample: np.ndarray = dataclasses.field(repr=False)  # of different, telling examples: sorted, 64 bits each
+    sample: np.ndarray = dataclasses.field(
+        repr=False
+    )  # of different examples: sorted, 64 bits each, the last one if telling
 
-    def shared_with(self, other: "Prints") -> float:
-        """Which share of these examples the other holds too, as far as the samples of both reach."""
+    def shared_with(self, other: "Prints", telling: bool = False) -> float:
+        """Which share of these examples the other holds too, as far as the samples of both reach; of all, or of those
+        that are `telling`: short sentences and blank images are held by many."""
         reach = min(found[-1] if len(found) == MOST else 2**64 - 1 for found in (self.sample, other.sample))
         own = self.sample[self.sample <= np.uint64(reach)]
+        own = own[own % 2 == 1] if telling else own
         return float(np.isin(own, other.sample, assume_unique=True).mean()) if len(own) else 0.0
 
 
@@ -47,8 +51,7 @@ def of_population(population: Population, key: bytes) -> Prints:
         number = _number(key, content)
         whole += number
         held += _number(key, content + more)
-        if _telling(content, name == "text"):
-            kept.add(number)
+        kept.add(number, _telling(content, name == "text"))
         while owner < len(ends) and row + 1 >= ends[owner]:
             grouped += _number(key, b"user %d" % (held % _TOTAL))
             owner, held = owner + 1, 0
@@ -78,8 +81,7 @@ def _of(contents: Iterable[bytes], key: bytes, text: bool) -> Prints:
     for content in contents:
         number = _number(key, content)
         whole += number
-        if _telling(content, text):
-            kept.add(number)
+        kept.add(number, _telling(content, text))
     return Prints(_sealed(key, whole), "", kept.sorted())
 
 
@@ -99,7 +101,7 @@ def _sentences_as_bytes(column: np.ndarray) -> Iterator[bytes]:
 
 
 def _telling(content: bytes, text: bool) -> bool:
-    """Short sentences and blank images are held by many, and tell nothing."""
+    """Not a short sentence nor a blank image."""
     return len(content) >= TELLING if text else content.count(content[:1]) < len(content)
 
 
@@ -118,8 +120,8 @@ class _Sample:
         self._heap: list[int] = []  # of negative numbers: the largest comes first
         self._held: set[int] = set()
 
-    def add(self, number: int) -> None:
-        short = number >> 64
+    def add(self, number: int, telling: bool) -> None:
+        short = (number >> 65 << 1) + telling
         if short in self._held:
             return
         if len(self._heap) < MOST:

@@ -42,7 +42,7 @@ class Randomness:
 
     @classmethod
     def kept_in(cls, path: pathlib.Path) -> "Randomness":
-        """The secret of an unfinished run: created once, readable by its owner only, deleted when the run closes."""
+        """A secret that lies in a file: created once, readable by its owner only."""
         draft = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
         with os.fdopen(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
             file.write(os.urandom(32))
@@ -54,7 +54,17 @@ class Randomness:
             pass
         finally:
             draft.unlink()
-        key = path.read_bytes()
+        return cls.opened(path)
+
+    @classmethod
+    def opened(cls, path: pathlib.Path) -> "Randomness":
+        """One that was created before."""
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError:
+            raise ValueError("Expected the run's secret beside the ledger; it is gone. Start a new run.") from None
+        with os.fdopen(handle, "rb") as file:
+            key = file.read(33)
         if len(key) != 32:
             raise ValueError(f"Expected 32 bytes in the run's secret, found {len(key)}; start a new run.")
         return cls(key, simulated=False)

@@ -1,7 +1,6 @@
 """The tables of a recipe: what may stand in each, and what must hold for it."""
 
 import dataclasses
-import os
 import pathlib
 import re
 import typing
@@ -10,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from fedlens import misprints, transforms, words
+from fedlens import misprints, pins, transforms, words
 from fedlens.algorithms import Adam, Sgd
 from fedlens.models.gan import Gan
 from fedlens.models.lstm import LanguageModel
@@ -19,7 +18,14 @@ from fedlens.privacy.matrix import Banded, Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Kept = Annotated[float, Field(ge=0, lt=1)]  # of an optimizer's memory, at every step: Adam divides by what is not
-Path = Annotated[str, pydantic.AfterValidator(os.path.expandvars)]  # $NAME stands for an environment variable
+
+
+def _opened_here(path: str) -> str:
+    pins.check_below(found := pins.expanded(path))
+    return found
+
+
+Path = Annotated[str, pydantic.AfterValidator(_opened_here)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 PopulationName = Annotated[str, Field(pattern=r"^[^/\\.(\p{C}][^/\\\p{C}]{0,59}$")]  # that of a file, or one given
 Checked = TypeVar("Checked")

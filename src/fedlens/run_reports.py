@@ -31,13 +31,15 @@ from fedlens.inspection import (
     opened,
 )
 from fedlens.inspection.contrast import SHOWN
-from fedlens.ledger import Head, Spending
+from fedlens.ledger import Head, Ledger, Spending
 from fedlens.ledger.spending import carried_out
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
+from fedlens.privacy.guarantee import UNVERIFIED
 from fedlens.recipe_tables import Quantile, Text
 from fedlens.recipes import Recipe, to_toml
 from fedlens.trees import Tree
+from fedlens.words import Vocabulary
 
 SAMPLED = 512
 GLIMPSES = (0.05, 0.15, 0.3, 0.6)  # of the rounds
@@ -137,6 +139,33 @@ def baseline(recipe: Recipe, folder: str) -> TextModel | NgramModel:
         told = "text.model, tokenizer, vocabulary and width"
         raise ValueError(f"Expected text.baseline with the recipe's own {told}; they differ.")
     return found
+
+
+def unconfirmed(book: Ledger, model: Trained, sha256: str) -> str:
+    """What is missing for the ledger to confirm what a model's header claims; refuses one that it contradicts."""
+    words = getattr(model, "vocabulary", ())
+    digest = Vocabulary(words=words, provenance="").digest if words else ""
+    return book.confirms(model.spending, getattr(model, "earlier", ()), model=sha256, vocabulary=digest)
+
+
+def unconfirmed_baseline(recipe: Recipe, book: Ledger) -> str:
+    """The same, of the model that a recipe is compared with, if it is with any: its price is a part of what is told."""
+    if recipe.text is None or recipe.text.baseline is None:
+        return ""
+    path = pathlib.Path(recipe.text.baseline) / "model.safetensors"
+    return unconfirmed(book, baseline(recipe, recipe.text.baseline), files.sha256(path))
+
+
+def marked(report: Report, told: str, unverified: str = UNVERIFIED) -> Report:
+    """What vouches for its price stands with a report; where nothing does, that stands wherever it tells one."""
+    report = dataclasses.replace(report, provenance={**report.provenance, "ledger": told})
+    if not unverified:
+        return report
+    return dataclasses.replace(
+        report,
+        guarantee=dataclasses.replace(report.guarantee, unverified=unverified),
+        runs=tuple(run | {"guarantee": f"{run['guarantee']}, {unverified}"} for run in report.runs),
+    )
 
 
 def report_of(

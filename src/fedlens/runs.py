@@ -41,7 +41,7 @@ from fedlens.privacy import Guarantee
 from fedlens.randomness import Randomness
 from fedlens.recipe_tables import THRESHOLDS
 from fedlens.recipes import STAGES, Recipe, to_toml
-from fedlens.safeguards import alone, check_plain, forget_secrets, kept_randomness, only_our_code
+from fedlens.safeguards import alone, check_plain, forget_secrets, kept_randomness, make_secrets, only_our_code
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 
@@ -106,6 +106,7 @@ class Run:
         promise = run.promised()
         if recipe.text:
             _check_price(recipe, book)
+            run_reports.unconfirmed_baseline(recipe, book)  # or the ledger contradicts it
         refused = False
         try:
             try:
@@ -114,6 +115,9 @@ class Run:
                 refused = True  # nothing was set aside, or under this name by another run
                 raise
             folder.mkdir(parents=True)
+            if seed is None:
+                learning = [THRESHOLDS] if recipe.threshold_plan else []
+                make_secrets(address, out, run.name, [BESIDE, *learning, *recipe.selections])
             files.write(folder / "recipe.toml", to_toml(recipe))
             files.write(folder / "plan.json", json.dumps(run_reports.plan_of(recipe, promise), indent=1))
             files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
@@ -231,7 +235,7 @@ class Run:
             self._trained(selection, chosen, book, watch)
 
     def _report(self, models: dict[str, Trained], book: Ledger) -> Report:
-        return run_reports.report_of(
+        found = run_reports.report_of(
             self.folder,
             self.recipe,
             models,
@@ -240,6 +244,8 @@ class Run:
             primary=preparation.primary(self.recipe, None, self.folder / "primary.safetensors"),
             device=self.device,
         )
+        doubt = run_reports.unconfirmed_baseline(self.recipe, book)
+        return run_reports.marked(found, f"the baseline: {doubt}") if doubt else found
 
     def _seal(self) -> None:
         check_plain(self.folder)  # hashes of what lies elsewhere would tell guesses apart
@@ -251,7 +257,10 @@ class Run:
         """The private side; if it cannot be used and nothing was released yet, what was set aside is returned."""
         try:
             recipe, known = admitted(self.recipe, Owner(self.address, book), simulated=self.seed is not None)
-            side = Side.of(recipe, self.folder / "primary.safetensors", known.data if known else recipe.data)
+            kept = self.folder / "primary.safetensors"
+            if not any(book.spent(item.account.run, item.stage) for item in self.items()):
+                kept.unlink(missing_ok=True)  # nothing vouches for it yet: somebody may have put it there
+            side = Side.of(recipe, kept, known.data if known else recipe.data)
         except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
             if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
                 self.abandoned(book)

@@ -5,7 +5,7 @@ import fcntl
 import os
 import pathlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fedlens.ledger import is_remote
 from fedlens.randomness import Randomness
@@ -48,17 +48,27 @@ def only_our_code(recipe: Recipe, seed: int | None) -> None:
         )
 
 
-def kept_randomness(address: str, out: pathlib.Path, run: str, use: str) -> Randomness:
-    """The same whenever an unfinished run asks again."""
+def make_secrets(address: str, out: pathlib.Path, run: str, uses: Iterable[str]) -> None:
+    """All at once, when a run is created: one that is made later could be somebody else's by then."""
     folder = _secrets(address, out)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return Randomness.kept_in(folder / f"{run}.{use}.key")
+    for use in uses:
+        if (folder / f"{run}.{use}.key").exists():
+            raise ValueError(f"Expected no secret of a run that is new: {run}.")
+        Randomness.kept_in(folder / f"{run}.{use}.key")
+
+
+def kept_randomness(address: str, out: pathlib.Path, run: str, use: str) -> Randomness:
+    """The same whenever an unfinished run asks again."""
+    return Randomness.opened(_secrets(address, out) / f"{run}.{use}.key")
 
 
 def forget_secrets(address: str, out: pathlib.Path, run: str) -> None:
     """Deletes what the noise of a run was made from, with what a crash may have left of it: it could be taken away."""
-    for secret in _secrets(address, out).glob(f"{run}.*"):
-        secret.unlink()
+    folder = _secrets(address, out)
+    for secret in folder.iterdir() if folder.exists() else ():
+        if secret.name.startswith(f"{run}."):
+            secret.unlink()
 
 
 def _secrets(address: str, out: pathlib.Path) -> pathlib.Path:

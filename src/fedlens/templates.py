@@ -158,6 +158,8 @@ def recipe(
         raise ValueError("Expected --vocab and --baseline with --task T3 only.")
     source = _source(data, text)
     place = _REGISTERED if registered else _SOURCE
+    if not file.isprintable():
+        raise ValueError("Expected a name for the recipe that can be printed: it stands in the recipe.")
     head = _HEAD.format(
         file=file,
         name=f"look-{task.lower()}",

@@ -78,7 +78,11 @@ class Learning:
     def source(self) -> Data:
         """As a recipe would say it."""
         path = pathlib.Path(self.data)
-        if not path.exists():
+        if pins.found() or not path.exists():
+            if os.sep in self.data:
+                raise DataError(
+                    f"Expected the name of a registered population, or private data; {self.data} is neither."
+                )
             return Data(population=self.data)
         if (path / "population.json").exists():
             return Data(source="population", path=self.data, name=self.population_name)
@@ -195,7 +199,7 @@ def learned(
         raise
     if pin := pins.found():  # it is a release, which recipes may use
         try:
-            pins.declare(pin, [to])
+            pins.declare(pin, [found.digest])  # of what was released, whatever lies there by now
         except OSError:
             say(f"the owner of this machine must declare {to.name} public before recipes can use it")
     return found
@@ -226,8 +230,7 @@ def check(asked: Learning, to: pathlib.Path, seed: int | None) -> None:
     _check_new(to)
     if seed is None and ":" in asked.tokenizer:
         raise ValueError("Expected --simulate with a tokenizer of one's own: its code sees every private sentence.")
-    if os.sep in asked.data and not pathlib.Path(asked.data).exists():
-        raise DataError(f"Expected private data at {asked.data}; there is nothing.")
+    _ = asked.source  # whether it can be data at all
 
 
 def _released(asked: Learning, source: Data, run: str, book: Ledger, randomness: Randomness, device: str) -> Vocabulary:

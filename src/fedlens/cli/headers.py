@@ -110,6 +110,7 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
     """
     from fedlens.cli.ledger import book_at
     from fedlens.privacy.guarantee import UNVERIFIED
+    from fedlens.run_reports import unconfirmed
 
     beside = [folder.resolve().parent.parent / "ledger.sqlite" for folder in folders]
     usual = [path for path in (*beside, pathlib.Path(DEFAULT_BOOK)) if path.exists()]
@@ -117,7 +118,7 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
         return Vouched(unverified=UNVERIFIED, told=f"{UNVERIFIED}: there is none")
     book = book_at(address or str(usual[0]))
     models = [_opened(folder) for folder in folders]
-    missing = [found for model, digest in models if (found := _missing(book, model, digest))]
+    missing = [found for model, digest in models if (found := unconfirmed(book, model, digest))]
     number, digest = book.head()
     if missing or not folders:
         return Vouched(unverified=UNVERIFIED, told="; ".join([UNVERIFIED, *missing]))
@@ -133,10 +134,6 @@ def _opened(folder: pathlib.Path) -> "tuple[Trained, str]":
     return opened(path), files.sha256(path)
 
 
-def _missing(book: "Ledger", model: "Trained", digest: str) -> str:
-    return book.confirms(model.spending, _earlier(model), model=digest, vocabulary=_words(model))
-
-
 def _spent(book: "Ledger", models: "Sequence[Trained]") -> "tuple[Spending, ...]":
     """By whole runs: groups that were counted, thresholds that were learnt, and what their vocabulary cost before."""
     roots = {model.spending.account.run.split("/")[0] for model in models}
@@ -147,10 +144,3 @@ def _spent(book: "Ledger", models: "Sequence[Trained]") -> "tuple[Spending, ...]
 
 def _earlier(model: "Trained") -> Sequence[Any]:
     return getattr(model, "earlier", ())
-
-
-def _words(model: "Trained") -> str:
-    from fedlens.words import Vocabulary
-
-    words = getattr(model, "vocabulary", ())
-    return Vocabulary(words=words, provenance="").digest if words else ""

@@ -21,6 +21,7 @@ from fedlens.cli.options import (
     Who,
     Why,
     ledger_at,
+    modelers,
     say,
     shown,
 )
@@ -94,6 +95,7 @@ def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
 
 
 @ledger_app.command("request")
+@modelers
 def ledger_request(
     recipe: RecipeFile,
     sets: Sets = None,

@@ -1,8 +1,10 @@
 """What commands share: exit codes, options, and how an answer is printed."""
 
+import functools
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -41,6 +43,21 @@ def ledger_at(given: str | None, default: str = DEFAULT_BOOK) -> str:
     from fedlens import pins
 
     return pins.address(None if given in (None, default) else given, default)
+
+
+def modelers(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that others may have run on a pinned machine: every path they name lies below the working folder."""
+
+    @functools.wraps(command)
+    def held(*given: Any, **named: Any) -> None:
+        from fedlens import pins
+
+        for value in (*given, *named.values()):
+            if isinstance(value, pathlib.Path):
+                pins.check_below(value)
+        command(*given, **named)
+
+    return held
 
 
 def aside(line: str) -> None:

@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import DEFAULT_BOOK, Book, Json, say
+from fedlens.cli.options import DEFAULT_BOOK, Book, Json, modelers, say
 
 primary_app = typer.Typer(no_args_is_help=True, help="Train or check the model whose mistakes are looked into.")
 
 
 @primary_app.command("train")
+@modelers
 def train(
     path: Annotated[pathlib.Path, typer.Argument(help="An .npz file of PUBLIC images and labels.")],
     to: Annotated[pathlib.Path, typer.Option(help="The file to write, such as cnn.safetensors.")],
@@ -51,6 +52,7 @@ def train(
 
 
 @primary_app.command("check")
+@modelers
 def check(
     path: Annotated[pathlib.Path, typer.Argument(help="A classifier: TorchScript, torch.export or our safetensors.")],
     side: Annotated[int, typer.Option(min=1, help="Pixels per side of its images.")],

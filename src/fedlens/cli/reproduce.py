@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import Device, Json, say
+from fedlens.cli.options import Device, Json, modelers, say
 
 if TYPE_CHECKING:
     from fedlens.experiments import Row
@@ -27,6 +27,7 @@ Folder = Annotated[pathlib.Path, typer.Option(help="What is there already is not
 
 
 @reproduce_app.command("sensitivity")
+@modelers
 def sensitivity(
     out: Folder = pathlib.Path("runs/sensitivity"),
     names: Names = None,
@@ -50,6 +51,7 @@ def sensitivity(
 
 
 @reproduce_app.command("text")
+@modelers
 def text(
     out: Folder = pathlib.Path("runs/text"),
     names: Names = None,

@@ -12,7 +12,7 @@ import typer
 
 from fedlens import files
 from fedlens.cli.data import owner_if_there
-from fedlens.cli.headers import Vouched, vouched
+from fedlens.cli.headers import vouched
 from fedlens.cli.ledger import book_if_there
 from fedlens.cli.options import (
     DEFAULT_BOOK,
@@ -27,6 +27,7 @@ from fedlens.cli.options import (
     Why,
     aside,
     ledger_at,
+    modelers,
     say,
 )
 from fedlens.cli.progress import progress
@@ -49,6 +50,7 @@ Vouching = Annotated[
 
 
 @runs_app.command()
+@modelers
 def demo(
     what: Annotated[str, typer.Argument(help="images or text")] = "images",
     bug: Annotated[bool, typer.Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
@@ -74,6 +76,7 @@ def demo(
 
 
 @runs_app.command()
+@modelers
 def init(
     task: Annotated[
         str, typer.Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
@@ -104,6 +107,7 @@ def init(
 
 
 @runs_app.command()
+@modelers
 def plan(
     recipe: RecipeFile,
     sets: Sets = None,
@@ -152,6 +156,7 @@ def plan(
 
 
 @runs_app.command()
+@modelers
 def run(
     recipe: Annotated[pathlib.Path | None, typer.Argument(help="A recipe (TOML).")] = None,
     resume: Annotated[
@@ -182,6 +187,7 @@ def run(
 
 
 @runs_app.command()
+@modelers
 def compare(
     left: Annotated[pathlib.Path, typer.Argument(help="The suspicious side: a model folder, such as runs/x/low.")],
     right: Annotated[pathlib.Path, typer.Argument(help="The healthy side, such as runs/x/high.")],
@@ -207,6 +213,7 @@ def compare(
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
     from fedlens.inspection import Model, contrast, contrast_texts
     from fedlens.models.primary import open_primary
+    from fedlens.run_reports import marked
 
     if model is None and (channels_last or values != PIXELS):
         raise ValueError("Expected --model with --values or --channels-last: they say what that model expects.")
@@ -230,18 +237,21 @@ def compare(
         if model is not None:
             primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
         report = contrast(*sides, **told, primary=primary)
-    _show(_marked(report, voucher), to or left.parent / f"{left.name}-vs-{right.name}", as_json)
+    report = marked(report, voucher.told, voucher.unverified)
+    _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
 
 
 @runs_app.command()
+@modelers
 def report(
     folder: Annotated[pathlib.Path, typer.Argument(help="A finished run folder, or one model folder in it.")],
     ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
-    from fedlens.inspection import Model, contrast, contrast_texts
+    from fedlens.inspection import Model, Samples, contrast, contrast_texts
     from fedlens.inspection.report import printable
+    from fedlens.run_reports import marked
 
     if (folder / "report.json").exists():
         found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
@@ -249,13 +259,15 @@ def report(
         say(answer, "\n".join([*(found or ["No finding."]), told, str(folder / "report.html")]), as_json)
         return
     model, voucher = _model(folder), vouched(ledger, [folder])
-    if isinstance(model, Model):
-        _show(_marked(contrast(model.sampled(512, seed=0), title=folder.name), voucher), folder, as_json)
-    else:
-        _show(_marked(contrast_texts(model.sampled(WRITTEN, seed=0), title=folder.name), voucher), folder, as_json)
+    drawn = model.sampled(512 if isinstance(model, Model) else WRITTEN, seed=0)
+    made = (
+        contrast(drawn, title=folder.name) if isinstance(drawn, Samples) else contrast_texts(drawn, title=folder.name)
+    )
+    _show(marked(made, voucher.told, voucher.unverified), folder, as_json)
 
 
 @runs_app.command()
+@modelers
 def sample(
     folder: Annotated[pathlib.Path, typer.Argument(help="A model folder, such as runs/x/low.")],
     count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
@@ -350,19 +362,6 @@ def _execute(started: "Run", as_json: bool) -> None:
             raise typer.Exit(INTERRUPTED) from None
         raise
     _print(report, started.folder, as_json)
-
-
-def _marked(report: "Report", voucher: Vouched) -> "Report":
-    """The report, with a word wherever an epsilon stands that no ledger confirms."""
-    provenance = report.provenance | {"ledger": voucher.told}
-    if not voucher.unverified:
-        return dataclasses.replace(report, provenance=provenance)
-    return dataclasses.replace(
-        report,
-        guarantee=dataclasses.replace(report.guarantee, unverified=voucher.unverified),
-        runs=tuple(run | {"guarantee": f"{run['guarantee']}, {voucher.unverified}"} for run in report.runs),
-        provenance=provenance,
-    )
 
 
 def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:

@@ -7,7 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from fedlens.cli.ledger import say_request
-from fedlens.cli.options import DEFAULT_BOOK, INTERRUPTED, Book, Device, Json, Simulate, Why, aside, ledger_at, say
+from fedlens.cli.options import (
+    DEFAULT_BOOK,
+    INTERRUPTED,
+    Book,
+    Device,
+    Json,
+    Simulate,
+    Why,
+    aside,
+    ledger_at,
+    modelers,
+    say,
+)
 
 vocabulary_app = typer.Typer(
     no_args_is_help=True, help="Lists of known words: counted in public text, or learnt from private text at a price."
@@ -20,6 +32,7 @@ Tokenizer = Annotated[str, typer.Option(help="plain, whitespace, or package.modu
 
 
 @vocabulary_app.command("count")
+@modelers
 def count(
     text: Annotated[
         pathlib.Path, typer.Argument(help="PUBLIC text: a plain file with a sentence a line, or .jsonl(.gz).")
@@ -43,6 +56,7 @@ def count(
 
 
 @vocabulary_app.command("learn")
+@modelers
 def learn(
     data: Annotated[
         str, typer.Argument(help="A registered population; or .jsonl(.gz), a folder of it, or a population folder.")

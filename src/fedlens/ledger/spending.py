@@ -178,7 +178,7 @@ def _dearest(parts: "Sequence[collections.Counter[Loss]]") -> "collections.Count
 
 
 def _noisy_gaussian(loss: Loss) -> bool:
-    return isinstance(loss, Gaussian) and loss.multiplier > 0
+    return isinstance(loss, Gaussian) and loss.multiplier > 1e-150  # one is divided by its square
 
 
 def composition(spendings: Sequence[Spending], neighbours: str) -> str:

@@ -29,9 +29,9 @@ Row = Any  # an array or a tensor: it adds, subtracts and scales
 _NO_NOISE = 1e-3  # as in `accounting`: under it epsilon would be in the millions
 
 
-# What the search for the heaviest pattern may hold and do: a million releases of independent noise, or 4,000 under a
-# tree that is as long and everyone in every tenth, take seconds and 0.5 GB.
-_MOST_PAIRS, _MOST_STEPS = 2**25, 2**33
+# What the search for the heaviest pattern may hold and do: 0.5 GB and a few seconds. Enough for 20,000 releases of
+# independent noise that everyone may be in, or for 10,000 of 2,000 bands with participations 1,000 releases apart.
+_MOST_PAIRS, _MOST_STEPS = 2**24, 2**29
 
 
 class Strategy(Protocol):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens import pins
+from fedlens import files, pins
 from fedlens.population import DataError, Population
 from fedlens.readers.docstrings import docstrings, public_text
 from fedlens.readers.hdf5 import hdf5, hdf5_text
@@ -46,6 +46,7 @@ __all__ = [
     "text",
 ]
 
+_MOST_PUBLIC = 2**31  # bytes of public text, which is read whole
 KINDS = ("parquet", "idx", "leaf", "hdf5", "png")
 TEXT_KINDS = ("jsonl", "parquet", "leaf", "sqlite", "hdf5")
 
@@ -132,7 +133,7 @@ def sentences_of(path: pathlib.Path, declared: bool = True) -> list[str]:
     if ".jsonl" in path.suffixes or path.is_dir():
         return [as_sentence(row) for row in text(path).columns["text"]]
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return files.content(path, _MOST_PUBLIC, DataError).decode("utf-8", "replace").splitlines()
     except FileNotFoundError:
         raise DataError(f"Expected public text at {path}; there is nothing.") from None
 
