@@ -19,7 +19,7 @@ import pytest
 import toy_recipes
 from PIL import Image
 
-from fedlens import cli, files, runs
+from fedlens import cli, files, pins, runs
 from fedlens.curator import PrivacySpentError
 from fedlens.inspection import Samples
 from fedlens.population import Population
@@ -435,6 +435,7 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path, recipe, monkeypatch):
     def forbidden(self, *arguments, **options):
         raise PermissionError(errno.EACCES, "Permission denied", str(self))
 
+    monkeypatch.setattr(pins, "found", lambda: None)  # which is read first, and may be read
     monkeypatch.setattr(pathlib.Path, "open", forbidden)
     done = fedlens("plan", recipe)
     assert done.code == 1

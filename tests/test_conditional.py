@@ -161,5 +161,5 @@ def test_a_conditional_recipe_can_be_planned():
 def test_labels_beyond_the_classes_are_refused_before_anything_is_spent(tmp_path):
     recipe = Recipe.parsed(RECIPE, ["model.classes=9"])
     run = Run.created(recipe, tmp_path, address=tmp_path / "book.sqlite", seed=1, device="cpu")
-    with pytest.raises(DataError, match=r"labels below 9.*row"):
+    with pytest.raises(DataError, match=r"labels below model\.classes = 9"):
         run.executed(lambda *facts: None)

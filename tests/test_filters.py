@@ -332,6 +332,7 @@ def test_within_a_window_the_filter_counts_from_the_first_run_on(address, monkey
     hands = types.SimpleNamespace(now=datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC))
     for store in (storage.Sqlite, storage.Postgres):
         monkeypatch.setattr(store, "now", lambda self: hands.now)
+        monkeypatch.setattr(store, "running", lambda self: None)
     asked = sampled(0.1, 4.0, 100)
     book = Ledger(address)
     book.set_budget(Budget(population="users", epsilon=0.99, delta=DELTA, window=30.0))

@@ -668,6 +668,17 @@ def test_a_model_that_decides_by_pixels_what_to_do_is_refused(tmp_path, kind):
     assert_refused(scripted(kind(), tmp_path / "m.pt"), DECIDING[kind])
 
 
+class Endless(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        while x.size(0) > 0:
+            x = x + 1
+        return x.flatten(1)[:, :3]
+
+
+def test_a_model_that_may_never_end_is_not_begun(tmp_path):
+    assert_refused(scripted(Endless(), tmp_path / "m.pt"), "while")
+
+
 class Sized(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if x.size(0) == 7:

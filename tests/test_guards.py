@@ -65,7 +65,7 @@ MUTATIONS = {
     ),
     "the files in a recipe's digest": (
         "recipes.py",
-        "[settings.model_dump_json(), *held]",
+        "[settings.model_dump_json(), held]",
         "[settings.model_dump_json()]",
         "test_owner.py::test_every_file_that_a_recipe_depends_on_is_in_its_digest[model]",
     ),

@@ -216,3 +216,12 @@ def test_verify_reads_the_heads_of_models_of_text(spoken):
     done = fedlens("ledger", "verify", "--ledger", book)
     assert done.code == 1
     assert "written down elsewhere, is missing" in done.out
+
+
+@pytest.mark.parametrize("change", [{"unit": "silo"}, {"neighbours": "replace-one"}, {"simulated": True}])
+def test_a_report_that_promises_something_else_is_refused(run, change):
+    """Only epsilon was compared: what it protects, and whether it protects at all, was the file's word."""
+    kept = json.loads((run / "report.json").read_text())
+    (run / "report.json").write_text(json.dumps(kept | {"guarantee": kept["guarantee"] | change}))
+    done = fedlens("report", run, "--ledger", run.parent / "ledger.sqlite")
+    assert (done.code, "it was edited" in done.err) == (2, True)

@@ -1,6 +1,7 @@
 """Correlated noise through the one door: what it is, who takes part, what it costs, and what a resumed run may ask."""
 
 import dataclasses
+import datetime
 import itertools
 import json
 import math
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from fedlens.curator import PrivacySpentError
-from fedlens.ledger import Account, Budget, Item, Ledger, Spending, guarantee
+from fedlens.ledger import Account, Budget, Item, Ledger, Spending, guarantee, storage
 from fedlens.population import Population
 from fedlens.privacy import Balanced, Everyone, L2Clip, MatrixPlan, Neighbours, Plan, Unit, accounting
 from fedlens.privacy.matrix import Banded, Identity, Tree, squared_sensitivity
@@ -212,14 +213,16 @@ def test_a_stopped_run_owes_the_whole(address):
     ledger.close_file()
 
 
-def test_a_window_forgets_a_run_only_when_its_last_release_is_old(address):
-    """One release within the window brings back the whole mechanism."""
+def test_a_window_forgets_a_run_only_when_its_last_release_is_old(address, monkeypatch):
+    """One release within the window brings back the whole mechanism; releases are dated by the day."""
     promised, account = plan(), Account(run="r", population="p")
     ledger = Ledger(address)
     ledger.charge(account, "train", promised, release=0, query="n/0")
     ledger.close("r")
-    for days, left in [(1.0, 1), (1e-9, 0)]:
-        budget = Budget(population="p", epsilon=1.0, delta=DELTA, window=days)
+    budget, now = Budget(population="p", epsilon=1.0, delta=DELTA, window=1.0), datetime.datetime.now(datetime.UTC)
+    for days, left in [(0, 1), (3, 0)]:
+        for store in (storage.Sqlite, storage.Postgres):
+            monkeypatch.setattr(store, "now", lambda self, days=days: now + datetime.timedelta(days=days))
         assert [len(found.plans) for found in ledger.spendings("p", budget=budget)] == [1] * left
     ledger.close_file()
 

@@ -238,7 +238,8 @@ def test_a_run_whose_secret_is_lost_releases_nothing_more(tmp_path, monkeypatch)
 
 def test_over_budget_is_refused_and_nothing_is_read(tmp_path):
     recipe, book = written(tmp_path), tmp_path / "ledger.sqlite"
-    answer("ledger", "init", "--population", "crowd", "--epsilon", 7, "--delta", 1e-5, "--ledger", book)
+    budget = "--population", 60, "--epsilon", 7, "--delta", 1e-5
+    answer("data", "register", "crowd", tmp_path / "d.jsonl", *budget, "--ledger", book)
     done = fedlens("run", recipe, "--out", tmp_path / "out", "--ledger", book)
     assert done.code == 3
     assert not (tmp_path / "out").exists()

@@ -258,6 +258,48 @@ def test_other_data_under_a_registered_name_are_refused(spent_out):
     refused(run(spent_out, f"data.path={spent_out / 'other.npz'}"), "found others")
 
 
+def test_a_name_that_a_run_gave_in_passing_is_no_way_around_what_its_owner_says(tmp_path):
+    """The owner had tried a run once: by that name there was no budget, also on a pinned machine."""
+    written(tmp_path)
+    assert run(tmp_path, "data.name=tried").code == 0
+    register(tmp_path, "--epsilon", 1, "--delta", 1e-5)
+    for changes in ("data={population='tried'}", "data.name=tried"):
+        refused(run(tmp_path, changes), "its budget is 1", code=3)
+        refused(run(tmp_path, changes, more=("--simulate", 1)), "--simulate is not allowed")
+
+
+def test_what_was_registered_in_passing_is_not_for_a_pinned_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(written(tmp_path), "data.name=tried").code == 0
+    assert fedlens("data", "pin", *ledger(tmp_path)).code == 0
+    refused(run(tmp_path, "data={population='tried'}"), "that its owner has registered")
+
+
+def test_the_same_data_are_not_registered_with_two_budgets(spent_out):
+    again = "data", "register", "again", spent_out / "d.npz", "--population", 60, *ledger(spent_out)
+    refused(fedlens(*again, "--epsilon", 8, "--delta", 1e-5), "Expected --budget crowd")
+    assert fedlens(*again, "--budget", "crowd").code == 0
+    refused(run(by_name(spent_out), "data.population=again"), "its budget is 8", code=3)
+
+
+def test_a_budget_is_drawn_on_through_others_and_must_be_there(spent_out):
+    """october draws on people, november on october: november had no budget at all."""
+    for name, seed in (("october", 1), ("november", 2)):
+        images = np.random.default_rng(seed).integers(0, 256, (ROWS, SIDE, SIDE)).astype(np.uint8)
+        np.savez(spent_out / f"{name}.npz", **columns(x=images))
+    register(spent_out, "--budget", "crowd", name="october", path="october.npz")
+    register(spent_out, "--budget", "october", name="november", path="november.npz")
+    refused(run(by_name(spent_out), "data.population=november"), "its budget is 8", code=3)
+    policy = "data", "policy", "november", "--budget", "nobody", *ledger(spent_out)
+    refused(fedlens(*policy), "'nobody' has none")
+
+
+def test_the_largest_epsilon_is_that_of_the_owners_delta(tmp_path):
+    """At a delta of 0.3 epsilon 1.00 was admitted, which is 6.77 at the budget's."""
+    register(by_name(written(tmp_path)), "--epsilon", 10, "--delta", 1e-5, "--largest-epsilon", 1)
+    refused(run(tmp_path, "privacy.epsilon=1.0", "privacy.delta=0.3"), "a run may cost epsilon 1 at most")
+
+
 def test_a_column_of_rows_does_not_pass_for_users(spent_out):
     """By rows, epsilon 4 was printed where the real users' was 81."""
     refused(run(spent_out, "data.users=rowid"), "Expected the units", "'rowid'")
@@ -488,6 +530,26 @@ def test_on_a_pinned_machine_files_lie_below_the_working_folder(pinned, tmp_path
     (pinned / "words.txt").write_text("words\n")
     refused(fedlens(*(word.format(there=there) for word in PLACES[place])), "below the folder")
     assert list(there.iterdir()) == []
+
+
+def test_on_a_pinned_machine_what_was_declared_is_what_is_read(pinned, monkeypatch):
+    """A link that flipped between check and use had private words counted in clear."""
+    good, bad = pinned / "good.txt", pinned / "bad.txt"
+    good.write_text("declared words\n")
+    bad.write_text(f"{SECRET}\n")
+    assert fedlens("data", "public", good, *ledger(pinned)).code == 0
+    (pinned / "flips.txt").symlink_to(good)
+    copyfile = shutil.copyfile
+
+    def flipped(source, to):
+        (pinned / "flips.txt").unlink()
+        (pinned / "flips.txt").symlink_to(bad)
+        return copyfile(source, to)
+
+    monkeypatch.setattr(shutil, "copyfile", flipped)
+    done = fedlens("vocabulary", "count", "flips.txt", "--to", "words.txt", *ledger(pinned))
+    refused(done, "declared public")
+    assert not (pinned / "words.txt").exists()
 
 
 def test_on_a_pinned_machine_no_variable_of_its_environment_is_told(pinned, monkeypatch):

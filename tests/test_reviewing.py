@@ -194,3 +194,14 @@ def test_a_refusal_quotes_no_escape_sequence(address):
 def test_what_a_terminal_would_obey_is_made_visible():
     assert shown("plain, grün, 漢字 and ½") == "plain, grün, 漢字 and ½"
     assert shown("\x1b[31m\x9b\t\x7f\u2066") == "␛[31m‹U+009B›␉‹U+007F›‹U+2066›"
+
+
+def test_no_line_is_added_to_a_recipe_for_whoever_reads_it(address):
+    """A line separator in a path put lines of its own before the reviewer."""
+    book = Ledger(address)
+    book.set_budget(budget(9.0, review=True))
+    text = 'model = "a\u2028rounds = 1\x85[selections.low]"\n'
+    number = book.request("look", [item("look")], recipe="digest", text=text)
+    done = fedlens("ledger", "review", number, "--ledger", address)
+    assert done.code == 0, done.err
+    assert not any(line.strip().startswith(("rounds = 1", "[selections.low]")) for line in done.out.splitlines())

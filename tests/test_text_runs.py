@@ -252,7 +252,7 @@ def asked_for(stage, run=""):
 
 
 MOMENTS = {
-    "reading": (runs.preparation.text_preparation, "population", lambda recipe: True, True),
+    "reading": (runs.preparation.text_preparation, "population", lambda *given: True, True),
     "counting": (runs.SimulatedCurator, "_bounded_sum", asked_for("count"), False),
     "warming": (Recipe, "start", lambda *given: True, False),
     "training": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), False),
@@ -396,7 +396,10 @@ def test_a_model_of_text_is_not_compared_with_one_of_images(tmp_path, pair, draw
 
 @pytest.mark.parametrize("name", ["words", "other words", "narrow"])
 def test_models_that_speak_of_different_things_are_not_compared(tmp_path, single, baselines, name):
-    done = fedlens("compare", single / "all", baselines[name], "--to", tmp_path / "report")
+    Ledger(tmp_path / "b.db").close_file()  # which knows none of them, and contradicts nobody
+    done = fedlens(
+        "compare", single / "all", baselines[name], "--to", tmp_path / "report", "--ledger", tmp_path / "b.db"
+    )
     assert done.code == 2
     assert "Expected texts of one kind" in done.err
 
@@ -411,7 +414,9 @@ def test_models_of_two_runs_are_called_by_their_runs(tmp_path, single):
 
 def test_models_of_two_tokenizers_are_not_compared(tmp_path, single, baselines):
     """Else their difference would be taken for a bug of the data."""
-    done = fedlens("compare", single / "all", baselines["other tokenizer"], "--to", tmp_path / "report")
+    Ledger(tmp_path / "b.db").close_file()  # which knows none of them, and contradicts nobody
+    sides = single / "all", baselines["other tokenizer"]
+    done = fedlens("compare", *sides, "--to", tmp_path / "report", "--ledger", tmp_path / "b.db")
     assert done.code == 2
     assert "Expected texts of one kind, tokenizer and vocabulary" in done.err
     assert not (tmp_path / "report").exists()
@@ -627,7 +632,8 @@ def test_a_report_and_samples_of_one_model_cover_the_vocabulary(tmp_path, costly
     model.write_bytes((run.folder / "all" / "model.safetensors").read_bytes())
     for command in ("report", "sample"):
         told = json.loads(fedlens(command, model.parent, "--json").out)["guarantee"]
-        assert told == run.promised().to_dict()
+        assert told.pop("unverified").startswith("UNVERIFIED")  # it lies by itself, and no ledger confirms it
+        assert told == {key: value for key, value in run.promised().to_dict().items() if key != "unverified"}
 
 
 @pytest.mark.parametrize("learnt_from", ["simulation", "people"])
@@ -680,12 +686,13 @@ def test_a_price_that_cannot_be_read_is_not_taken_for_none(tmp_path, damage):
 @pytest.mark.parametrize("edit", ["cheaper", "removed"])
 def test_the_price_is_part_of_what_was_approved(tmp_path, edit):
     recipe = Recipe.open(with_price(tmp_path) / "recipe.toml")
+    before = recipe.digest
     run = Run.created(recipe, tmp_path / "out", address=tmp_path / "out" / "ledger.sqlite", seed=None, device="cpu")
     if edit == "removed":
         (tmp_path / "known.txt.json").unlink()
     else:
         learnt(tmp_path / "known.txt", price(noise_multiplier=300.0))
-    assert Recipe.open(tmp_path / "recipe.toml").digest != recipe.digest
+    assert Recipe.open(tmp_path / "recipe.toml").digest != before
     with pytest.raises(ValueError, match="public file it names, has changed"):
         Run.opened(run.folder)
 

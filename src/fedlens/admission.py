@@ -14,7 +14,7 @@ from typing import Any
 
 from fedlens import data, files, pins, preparation, prints, readers
 from fedlens.models.primary import is_foreign
-from fedlens.owner import Bounds, Owner, absolute, registration, selectable
+from fedlens.owner import ALIKE, Bounds, Owner, absolute, registration, selectable
 from fedlens.population import DataError, Population, SchemaError
 from fedlens.prints import Prints
 from fedlens.privacy import Unit
@@ -22,7 +22,6 @@ from fedlens.recipe_tables import BUILT_IN, Data
 from fedlens.recipes import Recipe
 from fedlens.registration import EXACT, Policy, Registration, refuse
 
-ALIKE = 0.2  # of the examples of unknown data: so many in a registered population are no accident
 PUBLIC_SHARE = 0.01  # of the examples of a file that is called public
 IN_PASSING = "(in passing)"  # the name of an entry that belongs to no population
 DEMONSTRATED = {name for source in BUILT_IN for name in (source, f"{source}-without-bug")}  # budgets of public data
@@ -72,7 +71,7 @@ def admitted(
     known = resolved(Asked.by(recipe), owner, say)
     if recipe.data.budget not in (None, known.budget):
         raise ValueError(f"Expected no data.budget: whose budget {known.name!r} draws on, its owner says.")
-    problems = known.refusals(recipe, simulated=simulated)
+    problems = known.refusals(recipe, simulated=simulated, delta=owner.delta(known))
     model = recipe.primary.model if recipe.primary else None
     if model and not (known.policy.programs or known.passing) and is_foreign(pathlib.Path(model)):
         problems.append("primary models that are programs are not allowed: they would see every image")
@@ -84,7 +83,7 @@ def admitted(
 def refusals(recipe: Recipe, owner: Owner) -> list[str]:
     """Why a recipe would be refused, as far as that is known without its data: for whoever plans."""
     known = owner.known(recipe.data.called) if recipe.data.source not in BUILT_IN else None
-    return known.refusals(recipe, simulated=False) if known else []
+    return known.refusals(recipe, simulated=False, delta=owner.delta(known)) if known else []
 
 
 def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Registration:
@@ -103,6 +102,11 @@ def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Regist
         raise ValueError(
             f"Expected a registered population, and {name!r} is none here (fedlens data register {name} PATH)."
         )
+    if known.passing and (claimed := owner.claiming(known)):
+        say(f"these are the data of {claimed.name!r}, and draw on its budget")
+        return claimed
+    if known.passing and pins.found():
+        raise ValueError(f"Expected a population that its owner has registered; {known.name!r} was, in passing.")
     if known.passing and owner.budgeted(known):
         raise ValueError(
             f"Expected {known.name!r} to be registered by its owner, since it has a budget: a run registered it in"
@@ -117,13 +121,13 @@ def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Regist
 def _in_passing(asked: Asked, owner: Owner, say: Say) -> Registration:
     source, name = absolute(asked.data, asked.labels), asked.data.called
     known = _same(name, source, owner)
-    if known is None:
+    if known is None or _renewed(known, owner):
         _may_pass(name, owner)
         users = _read(source)
         made = owner.printed(users)
         known = next((found for found in owner.everything() if found.whole == made.whole), None)
         if known is None:
-            _unlike(made, owner)
+            _unlike(name, made, owner)
             _of_no_other_ledger(users, owner)
             return _passed(name, source, users, made, asked, owner, say)
     if known.name != name:
@@ -136,7 +140,8 @@ def _same(name: str, source: Data, owner: Owner) -> Registration | None:
     known = owner.registered(name)
     for found in [known] if known else owner.everything():
         if found.data.path and _one_file(found.data.path, source.path or ""):
-            owner.unchanged(found)
+            if not _renewed(found, owner):
+                owner.unchanged(found)
             return found
     if known is None or owner.printed(_read(source)).whole == known.whole:
         return known
@@ -146,10 +151,21 @@ def _same(name: str, source: Data, owner: Owner) -> Registration | None:
     )
 
 
-def _unlike(made: Prints, owner: Owner) -> None:
+def _renewed(known: Registration, owner: Owner) -> bool:
+    """Whether data that a run registered have changed before anything was asked of them: no word is broken then."""
+    if not known.passing or owner.budgeted(known) or owner.book.spendings(known.name, reserved=True):
+        return False
+    try:
+        owner.unchanged(known)
+    except DataError:
+        return True
+    return False
+
+
+def _unlike(name: str, made: Prints, owner: Owner) -> None:
     """New data may be old ones with a row more or less: then their owner must say whose budget they draw on."""
     for known in owner.everything():
-        if made.shared_with(owner.prints_of(known)) >= ALIKE:
+        if known.name != name and made.shared_with(owner.prints_of(known)) >= ALIKE:
             raise ValueError(
                 f"Expected data of their own, found many examples of {known.name!r} among them. Their owner says what"
                 f" they are: fedlens data register NAME PATH, with --budget {known.name} if people are the same."

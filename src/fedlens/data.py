@@ -69,15 +69,14 @@ def from_npz(
 
 def images_in(path: pathlib.Path, name: str | None = None, declared: bool = True) -> list[np.ndarray]:
     """Of PUBLIC data: the images of this name, or all arrays of images that a file holds."""
-    if declared:
-        pins.check_public(path)
-    found = _arrays(path, [name] if name else arrayfiles.names_in(path))
+    with pins.opened_public(path) if declared else contextlib.nullcontext(path) as own:
+        found = _arrays(own, [name] if name else arrayfiles.names_in(own))
     return [as_images(array, key) for key, array in found.items() if name or array.ndim in (3, 4)]
 
 
 def public_npz(path: pathlib.Path, *, images: str, labels: str) -> Public:
-    pins.check_public(path)
-    arrays = _arrays(path, [images, labels])
+    with pins.opened_public(path) as own:
+        arrays = _arrays(own, [images, labels])
     _same_length(path, arrays)
     return Public(as_images(arrays[images], images), as_labels(arrays[labels], labels))
 

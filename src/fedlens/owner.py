@@ -32,6 +32,8 @@ from fedlens.randomness import Randomness
 from fedlens.recipe_tables import Data
 from fedlens.registration import Policy, Registration
 
+ALIKE = 0.2  # of the examples of some data: so many in a registered population are no accident
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bounds:
@@ -50,10 +52,7 @@ class Owner:
     def __init__(self, address: str, book: Ledger | None = None) -> None:
         self.book = book or Ledger(address)
         self.address = address if is_remote(address) else str(pathlib.Path(address).resolve())
-        if is_remote(address):  # there is no folder beside it
-            self._folder = pins.of_user().parent / "owner" / hashlib.sha256(address.encode()).hexdigest()[:16]
-        else:
-            self._folder = pathlib.Path(address).parent / ".owner"
+        self._folder = pins.beside(address) / ".owner"
 
     # What is registered
 
@@ -99,7 +98,35 @@ class Owner:
             raise ValueError(f"Expected a registration of {name!r} that this version of fedlens can read.") from None
 
     def budgeted(self, known: Registration) -> bool:
-        return self.book.budget(known.budget or known.name) is not None
+        return self.delta(known) is not None
+
+    def delta(self, known: Registration) -> float | None:
+        """Of the budget that it draws on: at a delta of the modeler's choice a run may cost next to nothing."""
+        budget = self.book.budget(known.budget or known.name)
+        return budget.delta if budget else None
+
+    def claiming(self, known: Registration) -> Registration | None:
+        """The population that an owner has registered with the same data, under another name."""
+        own = self.prints_of(known)
+        others = (other for other in self.everything() if other.name != known.name and not other.passing)
+        return next((other for other in others if own.shared_with(self.prints_of(other)) >= ALIKE), None)
+
+    def _drawn_on(self, name: str, budget: str | None, made: Prints) -> str | None:
+        """Whose budget data draw on: that of those who share their examples, if anybody registered such data before."""
+        others = [other for other in self.everything() if other.name != name and not other.passing]
+        alike = [other for other in others if made.shared_with(self.prints_of(other)) >= ALIKE]
+        if budget is not None:
+            bound = self.known(budget)
+            budget = bound.budget or budget if bound else budget
+            if self.book.budget(budget) is None:
+                raise ValueError(f"Expected --budget of a population that has one; {budget!r} has none.")
+        for other in alike:
+            if (budget or name) != (other.budget or other.name):
+                raise ValueError(
+                    f"Expected --budget {other.budget or other.name}: these data, or many of them, are registered as"
+                    f" {other.name!r}, and cannot be spent twice."
+                )
+        return budget
 
     # Registering
 
@@ -110,7 +137,8 @@ class Owner:
         users = preparation.opened(source := absolute(source, labels=True))
         _keep_within(users, bounds)
         made = self.printed(users)
-        return self.seal(registration(name, source, users, made, bounds, unit=unit, policy=policy, budget=budget), made)
+        bound = self._drawn_on(name, budget, made)
+        return self.seal(registration(name, source, users, made, bounds, unit=unit, policy=policy, budget=bound), made)
 
     def updated(self, known: Registration, path: pathlib.Path | None, bounds: Bounds) -> Registration:
         """The same population with other data, by its owner's word."""
@@ -122,7 +150,9 @@ class Owner:
     def changed(self, known: Registration, **changes: Any) -> Registration:
         """The same data under another policy or other bounds, by its owner's word."""
         self.unchanged(known)
-        drafted = Registration.model_validate(known.model_dump() | changes | {"passing": False})
+        bound = self._drawn_on(known.name, changes.get("budget", known.budget), self.prints_of(known))
+        changes |= {"budget": bound, "passing": False}
+        drafted = Registration.model_validate(known.model_dump() | changes)
         _keep_within(preparation.opened(drafted.data), _bounds(drafted))
         return self.seal(drafted)
 

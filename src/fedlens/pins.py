@@ -7,11 +7,14 @@ that of a user.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
+import shutil
+import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fedlens import files
 
@@ -78,16 +81,42 @@ def expanded(path: str) -> str:
 
 
 def check_public(path: pathlib.Path) -> None:
-    """Before a file is opened as public: on a pinned machine its owner has declared it so.
+    """Refuses a file or folder that is not declared public, on a pinned machine: before anything is told about it."""
+    with opened_public(path):
+        pass
 
-    What is wrong with a file, or how long it is, would otherwise be told about any file of the machine.
+
+@contextlib.contextmanager
+def opened_public(path: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The file or folder, to be read as public. On a pinned machine it is a copy, of which the owner has declared every
+    file: what lies at a path may be another file by the time it is opened.
     """
     pin = found()
-    if pin is not None and not {files.sha256(one) for one in files.within(path)} <= pin.public:
-        raise ValueError(
-            f"Expected {path.name} among the files that the owner has declared public (fedlens data public): this"
-            f" machine is pinned ({pin.place})."
-        )
+    if pin is None:
+        yield path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder) / path.name
+        with contextlib.suppress(OSError):
+            shutil.copytree(path, copy) if path.is_dir() else shutil.copyfile(path, copy)
+        held = {files.sha256(one) for one in files.within(copy)}
+        if not held or not held <= pin.public:
+            raise _undeclared(path, pin)
+        yield copy
+
+
+def check_declared(content: bytes, path: pathlib.Path) -> None:
+    """The same, of content that was read already."""
+    pin = found()
+    if pin is not None and hashlib.sha256(content).hexdigest() not in pin.public:
+        raise _undeclared(path, pin)
+
+
+def _undeclared(path: pathlib.Path, pin: Pin) -> ValueError:
+    return ValueError(
+        f"Expected {path.name} among the files that the owner has declared public (fedlens data public): this"
+        f" machine is pinned ({pin.place})."
+    )
 
 
 def declare(pin: Pin, sha256s: Iterable[str]) -> None:
@@ -98,10 +127,17 @@ def address(given: str | None, default: str) -> str:
     """The ledger that a command works with: the pinned one, or what was given."""
     pin = found()
     if pin is None:
-        return given or default
+        return default if given is None else given
     if given is not None and not same(given, pin.ledger):
         raise ValueError(f"Expected the ledger {pin.ledger}: this machine is pinned to it ({pin.place}).")
     return pin.ledger
+
+
+def beside(ledger: str) -> pathlib.Path:
+    """The folder of a ledger: what belongs to it lies there; of one that is remote, in a folder of the user's own."""
+    if "://" in ledger:
+        return of_user().parent / "ledgers" / hashlib.sha256(ledger.encode()).hexdigest()[:16]
+    return pathlib.Path(ledger).parent
 
 
 def same(one: str, other: str) -> bool:

@@ -115,8 +115,12 @@ def check(recipe: Recipe, population: Population, primary: Primary | None) -> No
             recipe.privacy.sampler().check(len(units), selected=False)
         except ValueError as error:
             raise DataError(str(error)) from None
-    if recipe.model.classes and "y" not in population.columns:
-        raise SchemaError("Expected labels for a conditional model (model.classes).")
+    if recipe.model.classes:
+        labels = population.columns.get("y")
+        if labels is None:
+            raise SchemaError("Expected labels for a conditional model (model.classes).")
+        if labels.max(initial=0) >= recipe.model.classes:  # of a registered population it is known that none is
+            raise DataError(f"Expected labels below model.classes = {recipe.model.classes}; the data hold others.")
     for selection in recipe.selections.values():
         by_primary = selection.by in ("accuracy", "right", "wrong")
         if by_primary and (primary is None or "y" not in population.columns):

@@ -195,8 +195,8 @@ class Recipe(Table):
         inside = (
             (place, found) for place, path in self.public_files.items() for found in files.within(pathlib.Path(path))
         )
-        held = [f"{place} {found.name} {files.sha256(found)}" for place, found in inside]
-        return hashlib.sha256("".join([settings.model_dump_json(), *held]).encode()).hexdigest()
+        held = [(place, found.name, files.sha256(found)) for place, found in inside]
+        return hashlib.sha256(json.dumps([settings.model_dump_json(), held]).encode()).hexdigest()
 
     @property
     def public_files(self) -> dict[str, str]:

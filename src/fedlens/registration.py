@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from fedlens.ledger import guarantee
 from fedlens.privacy import MatrixPlan, Promise, Unit, rounded
 from fedlens.recipe_tables import Data, PopulationName, Table, sound
 from fedlens.recipes import Recipe, to_toml
@@ -105,9 +106,10 @@ class Registration(Table):
         """The recipe as it is carried out: by the population's name, on the budget that its owner chose."""
         return recipe.on(self.name, self.budget)
 
-    def refusals(self, recipe: Recipe, *, simulated: bool) -> list[str]:
-        """Why a recipe is not admitted, one line each; empty if it is."""
-        return [*self._of_data(recipe), *self._of_units(recipe), *self._of_policy(recipe, simulated)]
+    def refusals(self, recipe: Recipe, *, simulated: bool, delta: float | None = None) -> list[str]:
+        """Why a recipe is not admitted, one line each; empty if it is. `delta` is that of the budget, if it has one."""
+        problems = [*self._of_data(recipe), *self._of_units(recipe)]
+        return problems + self._of_policy(recipe, simulated, delta or recipe.privacy.delta)
 
     def _of_data(self, recipe: Recipe) -> list[str]:
         medium = "text" if recipe.text else "images"
@@ -146,13 +148,13 @@ class Registration(Table):
             problems.append(f"sampling = '{p.sampling}' needs the number of {p.unit}s, which its owner keeps private")
         return problems
 
-    def _of_policy(self, recipe: Recipe, simulated: bool) -> list[str]:
+    def _of_policy(self, recipe: Recipe, simulated: bool, delta: float) -> list[str]:
         spendings = recipe.spendings()
         return self.of_policy(
             algorithm=recipe.algorithm_name,
             functions=[recipe.data.bug.kind if recipe.data.bug else "", recipe.text.tokenizer if recipe.text else ""],
             plans=[plan for spending in spendings for plan in spending.plans],
-            epsilon=lambda: recipe.guarantee(spendings).epsilon,
+            epsilon=lambda: guarantee([*spendings, *recipe.earlier], delta).epsilon,
             simulated=simulated,
         )
 

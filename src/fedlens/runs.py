@@ -117,7 +117,7 @@ class Run:
             folder.mkdir(parents=True)
             if seed is None:
                 learning = [THRESHOLDS] if recipe.threshold_plan else []
-                make_secrets(address, out, run.name, [BESIDE, *learning, *recipe.selections])
+                make_secrets(address, run.name, [BESIDE, *learning, *recipe.selections])
             files.write(folder / "recipe.toml", to_toml(recipe))
             files.write(folder / "plan.json", json.dumps(run_reports.plan_of(recipe, promise), indent=1))
             files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
@@ -148,7 +148,7 @@ class Run:
         for account in accounts:
             model = self._part(account) / "model.safetensors"
             book.close(account, files.sha256(model) if model.exists() else "")
-        forget_secrets(self.address, self.folder.parent, self.name)
+        forget_secrets(self.address, self.name)
 
     def _accounts(self) -> list[str]:
         """The names that its releases are booked under."""
@@ -172,6 +172,7 @@ class Run:
                 f" is returned by fedlens ledger close {folder.name} --ledger {address}; then run its recipe.toml anew."
             )
         pins.address(address, address)  # on a pinned machine no folder may choose its ledger
+        _checked_device(device)
         recipe = Recipe.open(folder / "recipe.toml")
         if recipe.digest != digest:
             raise ValueError(
@@ -401,7 +402,7 @@ class Run:
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:
             return Randomness.seeded(self.seed)
-        return kept_randomness(self.address, self.folder.parent, self.name, selection)
+        return kept_randomness(self.address, self.name, selection)
 
 
 def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:

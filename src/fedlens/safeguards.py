@@ -7,7 +7,7 @@ import pathlib
 import stat
 from collections.abc import Iterable, Iterator
 
-from fedlens.ledger import is_remote
+from fedlens import pins
 from fedlens.randomness import Randomness
 from fedlens.recipes import Recipe
 
@@ -48,9 +48,9 @@ def only_our_code(recipe: Recipe, seed: int | None) -> None:
         )
 
 
-def make_secrets(address: str, out: pathlib.Path, run: str, uses: Iterable[str]) -> None:
+def make_secrets(address: str, run: str, uses: Iterable[str]) -> None:
     """All at once, when a run is created: one that is made later could be somebody else's by then."""
-    folder = _secrets(address, out)
+    folder = _secrets(address)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for use in uses:
         if (folder / f"{run}.{use}.key").exists():
@@ -58,19 +58,19 @@ def make_secrets(address: str, out: pathlib.Path, run: str, uses: Iterable[str])
         Randomness.kept_in(folder / f"{run}.{use}.key")
 
 
-def kept_randomness(address: str, out: pathlib.Path, run: str, use: str) -> Randomness:
+def kept_randomness(address: str, run: str, use: str) -> Randomness:
     """The same whenever an unfinished run asks again."""
-    return Randomness.opened(_secrets(address, out) / f"{run}.{use}.key")
+    return Randomness.opened(_secrets(address) / f"{run}.{use}.key")
 
 
-def forget_secrets(address: str, out: pathlib.Path, run: str) -> None:
+def forget_secrets(address: str, run: str) -> None:
     """Deletes what the noise of a run was made from, with what a crash may have left of it: it could be taken away."""
-    folder = _secrets(address, out)
+    folder = _secrets(address)
     for secret in folder.iterdir() if folder.exists() else ():
         if secret.name.startswith(f"{run}."):
             secret.unlink()
 
 
-def _secrets(address: str, out: pathlib.Path) -> pathlib.Path:
-    """Where the secrets of unfinished runs lie: beside the ledger, or beside the run folders if that is elsewhere."""
-    return (out if is_remote(address) else pathlib.Path(address).parent) / ".private"
+def _secrets(address: str) -> pathlib.Path:
+    """Where the secrets of unfinished runs lie: beside the ledger or, if that is elsewhere, with the owner's files."""
+    return pins.beside(address) / ".private"

@@ -218,7 +218,7 @@ def admitted(
         algorithm="vocabulary",
         functions=[asked.tokenizer],
         plans=[asked.plan],
-        epsilon=lambda: asked.guarantee.epsilon,
+        epsilon=lambda: guarantee([asked.spending()], owner.delta(known) or asked.delta).epsilon,
         simulated=simulated,
     )
     refuse(known, problems)

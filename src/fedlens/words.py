@@ -143,8 +143,8 @@ class Vocabulary:
 
         What `save` wrote beside the list is its provenance, and what it cost; it must be about these very words.
         """
-        pins.check_public(pathlib.Path(path))
         content = files.content(pathlib.Path(path))
+        pins.check_declared(content, pathlib.Path(path))
         facts = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest())
         lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         lines = lines[:-1] if lines[-1] == b"" else lines

@@ -188,10 +188,10 @@ def ledger_close(
         raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
     for part in parts:
         book.close(part)
-        forget_secrets(ledger, out, part.replace("/", "."))  # nobody needs them any more
+        forget_secrets(ledger_at(ledger), part.replace("/", "."))  # nobody needs them any more
     whole = parts[0].split("/")[0]
     if all(found["closed"] for found in book.runs() if found["run"].split("/")[0] == whole):
-        forget_secrets(ledger, out, whole)
+        forget_secrets(ledger_at(ledger), whole)
     say({"closed": parts}, shown(f"Closed: {', '.join(parts)}"), as_json)
 
 

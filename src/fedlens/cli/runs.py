@@ -377,7 +377,9 @@ def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any]
     try:
         told, voucher = Guarantee.from_dict(answer["guarantee"]), vouched(ledger, parts)
         spent = (_model(folder).spending,) if alone else voucher.spent
-        if spent and not told.epsilon >= guarantee(spent, told.delta).epsilon * (1 - 1e-6):
+        true = guarantee(spent, told.delta) if spent else told
+        same = (told.unit, told.neighbours, told.simulated) == (true.unit, true.neighbours, true.simulated)
+        if not same or not told.epsilon >= true.epsilon * (1 - 1e-6):
             raise ValueError(
                 f"Expected report.json in {folder} to promise no more than the ledger does; it was edited."
             )

@@ -135,7 +135,7 @@ def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: fl
 
 def _of_everybody(account: Account) -> Account:
     """Groups of one partition share nobody within a population; those of two populations may."""
-    return dataclasses.replace(account, population="", partition=f"{account.population}: {account.partition}")
+    return dataclasses.replace(account, population="", partition=repr((account.population, account.partition)))
 
 
 def suffered(spendings: Iterable[Spending], population: str) -> accounting.Losses:

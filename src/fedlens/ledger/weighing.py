@@ -51,7 +51,7 @@ class Weighed:
         """As far as the recipe's text tells."""
         text = self.request["text"] or ""
         wanted = ("task", "model", "kind", "tokenizer", "rounds", "adaptive_clip", "correlated")
-        lines = [line for line in text.splitlines() if line.partition(" = ")[0] in wanted]
+        lines = [line for line in _lines(text) if line.partition(" = ")[0] in wanted]
         return ", ".join(lines) or "not told"
 
     def difference(self) -> list[str]:
@@ -60,7 +60,7 @@ class Weighed:
             return []
         old, new = self.last_approved["text"], self.request["text"]
         named = f"request {self.last_approved['number']}", f"request {self.request['number']}"
-        return list(difflib.unified_diff(old.splitlines(), new.splitlines(), *named, lineterm=""))
+        return list(difflib.unified_diff(_lines(old), _lines(new), *named, lineterm=""))
 
     def to_dict(self) -> dict[str, Any]:
         before, after = self.epsilons()
@@ -88,7 +88,7 @@ class Weighed:
         """Everything that is asked. Each is one line."""
         told = self.request
         listed = self.lines()
-        text = (told["text"] or "").splitlines()
+        text = _lines(told["text"] or "")
         return [
             *listed,
             f"  asked at {told['at'][:16]}; recipe {told['recipe'][:16]}",
@@ -145,3 +145,8 @@ def grouped(asked: Sequence[tuple[Spending, str]]) -> tuple[tuple[Spending, ...]
         for found in held
     ]
     return tuple(spendings), tuple(stage for found in held for _, stage in found)
+
+
+def _lines(text: str) -> list[str]:
+    """Those that the one who wrote it ended: other separators would put lines of their own before a reviewer."""
+    return text.removesuffix("\n").split("\n") if text else []

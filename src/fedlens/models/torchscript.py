@@ -200,8 +200,14 @@ def _called(operation: str, kind: str, arguments: list[Argument], plain: bool, n
     return Facts(fresh=operation == "NumToTensor" or (casts and all(facts.fresh for facts in held)), clean=clean)
 
 
+_FOR_EVER = 2**31  # turns: what TorchScript makes of `while` has 2^63
+
+
 def _looped(node: Any, known: Known, name: str) -> list[Facts | None]:
     """What is carried from one turn to the next is known to be nothing: neither fresh nor free of pixels."""
+    turns = next(iter(node.inputs())).node()
+    if turns.kind() == "prim::Constant" and turns.i("value") >= _FOR_EVER:
+        raise operations.refused(name, "while", "it may never end; loop over a range instead")
     (body,) = node.blocks()
     inside = dict(known)
     for value in body.inputs():

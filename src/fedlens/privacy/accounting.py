@@ -116,7 +116,8 @@ def calibrated(plan: Plan, target: float, delta: float, beside: tuple[Plan, ...]
 
     def excess(log_z: float) -> float:
         plans = [dataclasses.replace(plan, noise_multiplier=math.exp(log_z)), *beside]
-        return math.log(epsilon(plans, delta, coarse=_SEARCHED) / target)
+        cost = epsilon(plans, delta, coarse=_SEARCHED)
+        return math.log(max(cost, 1e-300) / target)  # nothing at all, at a large delta
 
     low, high = 0.0, 0.0
     while excess(high) > 0:

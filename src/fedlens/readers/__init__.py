@@ -6,6 +6,7 @@ memory grows with the number of users but not of images or sentences. Errors nam
 A user who holds nothing stays a user.
 """
 
+import contextlib
 import functools
 import inspect
 import os
@@ -128,14 +129,13 @@ def text(path: Path, *, user: str = "user", text: str = "text", attributes: Sequ
 @functools.lru_cache(maxsize=2)
 def sentences_of(path: pathlib.Path, declared: bool = True) -> list[str]:
     """PUBLIC text, and never private one: JSONL, whoever the users, or a plain file with a sentence a line."""
-    if declared:
-        pins.check_public(path)
-    if ".jsonl" in path.suffixes or path.is_dir():
-        return [as_sentence(row) for row in text(path).columns["text"]]
-    try:
-        return files.content(path, _MOST_PUBLIC, DataError).decode("utf-8", "replace").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"Expected public text at {path}; there is nothing.") from None
+    with pins.opened_public(path) if declared else contextlib.nullcontext(path) as found:
+        if ".jsonl" in found.suffixes or found.is_dir():
+            return [as_sentence(row) for row in text(found).columns["text"]]
+        try:
+            return files.content(found, _MOST_PUBLIC, DataError).decode("utf-8", "replace").splitlines()
+        except FileNotFoundError:
+            raise DataError(f"Expected public text at {path}; there is nothing.") from None
 
 
 def _made(folder: Path, write: Callable[[pathlib.Path], None]) -> Population:
