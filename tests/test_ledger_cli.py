@@ -662,7 +662,7 @@ def test_plan_of_a_population_without_a_budget_says_so(address, recipe):
     Ledger(address)
     told = answer("plan", recipe, "--ledger", address)
     assert (told["fits"], told["runs_left"], told["ledger"]["budget"]) == (True, None, None)
-    assert "it has no budget (fedlens ledger init)" in fedlens("plan", recipe, "--ledger", address).out
+    assert "it has no budget (fedlens data register, ledger init)" in fedlens("plan", recipe, "--ledger", address).out
 
 
 def test_plan_is_calibrated_to_a_target(tmp_path):

@@ -138,6 +138,25 @@ def test_the_owner_is_told_what_is_wrong_with_the_data(tmp_path):
     assert Ledger(tmp_path / "out" / "ledger.sqlite").registrations() == []
 
 
+SENSELESS = {
+    "a unit": ("crowd", "--population", 60, "--unit", "person"),
+    "a name": ("../crowd", "--population", 60),
+    "no bound": ("crowd",),
+    "a policy": ("crowd", "--population", 60, "--algorithms", "guessing"),
+    "an allowance": ("crowd", "--population", 60, "--allow", "everything"),
+    "half a budget": ("crowd", "--population", 60, "--epsilon", 3),
+    "an epsilon": ("crowd", "--population", 60, "--largest-epsilon", -1),
+}
+
+
+@pytest.mark.parametrize("what", SENSELESS)
+def test_what_makes_no_sense_is_not_registered(tmp_path, what):
+    name, *options = SENSELESS[what]
+    written(tmp_path)
+    refused(fedlens("data", "register", name, tmp_path / "d.npz", *options, *ledger(tmp_path)), "Expected")
+    assert Ledger(tmp_path / "out" / "ledger.sqlite").registrations() == []
+
+
 def test_registering_sets_a_budget_in_the_same_breath(tmp_path):
     done = register(by_name(written(tmp_path)), "--epsilon", 10, "--delta", 1e-5)
     assert "budget epsilon 10" in done.err

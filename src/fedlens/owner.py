@@ -30,7 +30,7 @@ from fedlens.population import DataError, Population, SchemaError
 from fedlens.prints import Prints
 from fedlens.randomness import Randomness
 from fedlens.recipe_tables import Data
-from fedlens.registration import Policy, Registration
+from fedlens.registration import Policy, Registration, sensible
 
 ALIKE = 0.2  # of the examples of some data: so many in a registered population are no accident
 
@@ -73,7 +73,8 @@ class Owner:
 
     @property
     def _seals(self) -> dict[str, dict[str, Any]]:
-        return {entry.population: entry.facts for entry in self.book.registrations() if "sha256" in entry.facts}
+        found = {entry.population: entry.facts for entry in self.book.registrations()}
+        return {name: seal for name, seal in found.items() if "sha256" in seal and "registration" in seal}
 
     def _opened(self, name: str, seal: dict[str, Any]) -> Registration:
         try:
@@ -152,7 +153,8 @@ class Owner:
         self.unchanged(known)
         bound = self._drawn_on(known.name, changes.get("budget", known.budget), self.prints_of(known))
         changes |= {"budget": bound, "passing": False}
-        drafted = Registration.model_validate(known.model_dump() | changes)
+        with sensible():
+            drafted = Registration.model_validate(known.model_dump() | changes)
         _keep_within(preparation.opened(drafted.data), _bounds(drafted))
         return self.seal(drafted)
 
@@ -249,7 +251,8 @@ def registration(
         "grouped": made.grouped,
     }
     said = {"name": name, "data": source, "unit": unit, "policy": policy, "budget": budget, "passing": passing}
-    return Registration.model_validate(dataclasses.asdict(bounds) | read | said)
+    with sensible():
+        return Registration.model_validate(dataclasses.asdict(bounds) | read | said)
 
 
 def selectable(users: Population) -> tuple[str, ...]:
@@ -278,7 +281,8 @@ def described(path: pathlib.Path, **columns: Any) -> Data:
         source, named = "jsonl", {"users", "text", "attributes"}
     else:
         raise ValueError(f"Expected an .npz or .jsonl(.gz) file or a population folder, got {path.name}.")
-    return Data.model_validate({"source": source, "path": str(path)} | {name: columns[name] for name in named})
+    with sensible():
+        return Data.model_validate({"source": source, "path": str(path)} | {name: columns[name] for name in named})
 
 
 def _bounds(known: Registration) -> Bounds:

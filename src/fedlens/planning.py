@@ -98,7 +98,7 @@ class Forecast:
         before = rounded(standing.promised.epsilon) if standing.promised else "0"
         now = f"population {name!r} is at epsilon {before} and would be at {rounded(self.after.epsilon)}"
         if standing.budget is None:
-            return [f"ledger: {now}; it has no budget (fedlens ledger init)"]
+            return [f"ledger: {now}; it has no budget (fedlens data register, ledger init)"]
         lines = [f"ledger: {now}; budget {standing.budget.text}", *([self.told] if self.told else [])]
         lines += [f"{self.runs_left:.1f} of a run like this is left"] if self.runs_left is not None else []
         return lines if self.fits else [*lines, *refusal(self.alternatives)]

@@ -5,8 +5,9 @@ are at most, which budget it draws on, and what may be asked of it at all: all t
 ledger. Everything here is public but the path; whether a recipe is admitted follows from it and never from the data.
 """
 
+import contextlib
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -182,6 +183,16 @@ class Registration(Table):
         if most is not None and (cost := epsilon()) > most * (1 + 1e-9):
             problems.append(f"a run may cost epsilon {most:g} at most; this one costs {rounded(cost)}")
         return problems
+
+
+@contextlib.contextmanager
+def sensible() -> Iterator[None]:
+    """What an owner says, taken down; what makes no sense is told in words of ours."""
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        told = [f"{'.'.join(map(str, problem['loc']))} {problem['msg']}".strip() for problem in error.errors()]
+        raise ValueError(f"Expected a registration that makes sense: {'; '.join(told)}.") from None
 
 
 def refuse(registration: Registration, problems: list[str]) -> None:

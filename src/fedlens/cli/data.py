@@ -296,9 +296,7 @@ def owner_if_there(ledger: str | None) -> "Owner | None":
 def _policy(
     known: "Policy | None", allow: str | None, algorithms: str | None, noise: float | None, largest: float | None
 ) -> "Policy":
-    import pydantic
-
-    from fedlens.registration import Policy
+    from fedlens.registration import Policy, sensible
 
     changes: dict[str, Any] = {}
     if allow is not None:
@@ -310,11 +308,8 @@ def _policy(
         changes["algorithms"] = [name for name in algorithms.split(",") if name]
     changes |= {"minimum_noise": noise} if noise is not None else {}
     changes |= {"largest_epsilon": largest} if largest is not None else {}
-    try:
+    with sensible():
         return Policy.model_validate((known.model_dump() if known else {}) | changes)
-    except pydantic.ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, e['loc'][:1]))}: {e['msg']}" for e in error.errors())
-        raise ValueError(f"Expected a policy that can be kept: {told}.") from None
 
 
 def _set_budget(book: "Ledger", name: str, epsilon: float, delta: float, size: int | None, unit: str) -> None:
