@@ -756,6 +756,14 @@ def test_every_file_that_a_recipe_depends_on_is_in_its_digest(tmp_path, place):
     assert Recipe.open(tmp_path / "recipe.toml").digest != before
 
 
+def test_no_file_is_hashed_through_a_link_in_a_folder(tmp_path):
+    """The digest of a request told whether a guess at a private file was right."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link").symlink_to(written(tmp_path, EXAMPLES) / "d.npz")
+    with pytest.raises(ValueError, match="there are links"):
+        _ = Recipe.open(tmp_path / "recipe.toml", [f"primary.model={tmp_path / 'folder'}"]).digest
+
+
 def test_a_recipe_is_the_same_by_name_and_in_full(tmp_path):
     full = Recipe.open(written(tmp_path) / "recipe.toml").digest
     assert Recipe.open(by_name(tmp_path) / "recipe.toml").digest == full

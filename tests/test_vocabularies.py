@@ -197,6 +197,15 @@ CHANGES = {
 }
 
 
+def test_a_learnt_list_does_not_pass_for_public_text(learn, talk, tmp_path, book):
+    """Half of its words, counted as if in a text, came without their price."""
+    learn(seed=None)
+    recipe = recipe_of(talk, tmp_path / "vocab.txt")
+    recipe = recipe.changed([f"text={{public='{tmp_path / 'vocab.txt'}',vocabulary_size=2}}"])
+    with pytest.raises(ValueError, match=r"learnt list of words as text\.vocabulary"):
+        Run.created(recipe, tmp_path / "out", address=book, seed=None, device="cpu")
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_list_made_of_a_learnt_one_does_not_pass_for_free(learn, tmp_path, book, change):
     talk, taken = tmp_path / "long.jsonl", tmp_path / "taken.txt"

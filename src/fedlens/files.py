@@ -77,9 +77,12 @@ def sha256(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def within(path: pathlib.Path) -> list[pathlib.Path]:
-    """The file, or all files of the folder."""
-    return sorted(found for found in (path, *path.rglob("*")) if found.is_file())
+def within(path: pathlib.Path, links: bool = False) -> list[pathlib.Path]:
+    """The file, or all files of the folder; `links` in it are refused unless they are wanted: they lead elsewhere."""
+    inside = list(path.rglob("*"))
+    if not links and any(found.is_symlink() for found in inside):
+        raise ValueError(f"Expected plain files in {path.name}; there are links.")
+    return sorted(found for found in (path, *inside) if found.is_file())
 
 
 @contextlib.contextmanager

@@ -308,5 +308,7 @@ def _keep_within(users: Population, bounds: Bounds) -> None:
 
 def _looks(path: pathlib.Path) -> str:
     """Sizes and times of the files: data that look as they did are not read again."""
-    told = {str(found): [(s := found.stat()).st_size, s.st_mtime_ns, s.st_ino] for found in files.within(path)}
+    told = {
+        str(found): [(s := found.stat()).st_size, s.st_mtime_ns, s.st_ino] for found in files.within(path, links=True)
+    }
     return json.dumps(told, sort_keys=True)

@@ -412,7 +412,9 @@ def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
 
 def _check_price(recipe: Recipe, book: Ledger) -> None:
     """A list that this ledger knows as learnt comes with the price that it was booked at."""
-    words = recipe.vocabulary
+    words, public = recipe.vocabulary, recipe.text.public if recipe.text else None
+    if public and {files.sha256(one) for one in files.within(pathlib.Path(public))} & {r["model"] for r in book.runs()}:
+        raise ValueError("Expected a learnt list of words as text.vocabulary, with its price; not as public text.")
     named = bool(words.facts) or bool(recipe.text and recipe.text.vocabulary is None)  # counted in public text just now
     booked = [
         (told["run"], told["simulated"], [stage["plan"] for stage in told["stages"]])

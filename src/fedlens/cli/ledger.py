@@ -88,8 +88,9 @@ def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
     }
     lines = []
     for name in book.populations():
-        lines += [line for standing in standings if standing.population == name for line in standing.lines()]
-        lines += [*_run_lines(runs, name), ""]
+        told = [line for standing in standings if standing.population == name for line in standing.lines()]
+        told += _run_lines(runs, name)
+        lines += [*told, ""] if told else []
     seen = f", seen by the witness at {book.witness()}" if book.witness() else ""
     say(answer, _text([*lines, f"{number} entries, head {head[:16]}{seen}"]), as_json)
 

@@ -58,8 +58,9 @@ def _idx_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[P
 def _unique(ids: np.ndarray, path: pathlib.Path, **more: bool) -> tuple[list[Any], np.ndarray]:
     if ids.ndim != 1 or ids.dtype.kind not in "iuUS":
         raise DataError(f"Expected user ids as one whole number or text per row in {path.name}, got {ids.dtype}.")
-    keys, other = np.unique(ids, **more)  # type: ignore[call-overload]
-    return keys.tolist(), other
+    with whole(".npy", path):  # numbers that stand for no letter make numpy fail as they become text
+        keys, other = np.unique(ids, **more)  # type: ignore[call-overload]
+        return keys.tolist(), other
 
 
 def _row_count(path: pathlib.Path) -> int:
