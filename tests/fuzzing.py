@@ -770,7 +770,7 @@ def _run(folder: pathlib.Path) -> None:
 
     _recipe(folder)
     recipe = Recipe.open(folder / "recipe.toml")
-    about = {"ledger": "book.db", "seed": 1, "device": "cpu", "recipe_sha256": recipe.digest}
+    about = {"version": 2, "ledger": "book.db", "seed": 1, "device": "cpu", "recipe_sha256": recipe.digest}
     (folder / "run.json").write_text(json.dumps(about))
     (folder / "count.json").write_text(json.dumps({"noisy_users": 12.5}))
     (folder / "thresholds.json").write_text(json.dumps([{"quantile": 0.5, "accuracy": 0.7}]))

@@ -428,7 +428,7 @@ def test_a_run_whose_secret_was_lost_gets_nothing_more(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run.executed(interrupting(2))
     (tmp_path / ".private" / f"{run.name}.all.key").unlink()
-    with pytest.raises(PrivacySpentError):
+    with pytest.raises(ValueError, match="secret"):
         Run.opened(run.folder).executed(quiet)
     assert entries(run) == paid(run, 2)
 
@@ -788,7 +788,7 @@ def test_thresholds_whose_secret_was_lost_are_not_learnt_twice(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run.executed(interrupting(1))
     (tmp_path / ".private" / f"{run.name}.thresholds.key").unlink()
-    with pytest.raises(PrivacySpentError):
+    with pytest.raises(ValueError, match="secret"):
         Run.opened(run.folder).executed(quiet)
     assert entries(run)[f"{run.name}/thresholds thresholds"] == 1
 

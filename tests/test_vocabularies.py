@@ -380,7 +380,7 @@ def test_settings_that_make_no_sense_are_refused(asked, wrong):
 
 
 def test_nothing_is_spent_where_there_is_nothing_or_no_place(learn, book, tmp_path):
-    with pytest.raises(DataError, match="there is nothing"):
+    with pytest.raises(DataError, match="is neither"):
         learn(data=str(tmp_path / "absent.jsonl"))
     with pytest.raises(ValueError, match="Expected a folder"):
         learn(to="absent/vocab.txt")

@@ -5,7 +5,6 @@ what to call in all of torch. A program is a list of operations in JSON, though,
 it. So both are read here: operations must be known to compute only (`operations`), everything else is never touched.
 """
 
-import json
 import operator
 import re
 from collections.abc import Callable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from fedlens import files
 from fedlens.models import operations
 from fedlens.models.archives import Members
 from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
@@ -104,7 +104,7 @@ def _json(held: Members, member: str, name: str) -> Any:
         raise operations.ProgramError(
             f"Expected {member} in {name}: save the program once more, by torch 2.11 or later."
         )
-    return json.loads(held[member])
+    return files.parsed_json(held[member], f"Expected a whole {member} in {name}; it is damaged.")
 
 
 def _tensors(held: Members, config: str, prefix: str, name: str) -> dict[str, torch.Tensor]:
