@@ -668,6 +668,19 @@ def test_a_model_that_decides_by_pixels_what_to_do_is_refused(tmp_path, kind):
     assert_refused(scripted(kind(), tmp_path / "m.pt"), DECIDING[kind])
 
 
+class Dividing(nn.Module):
+    """Ends the process where the image is the one it waits for: -2^63 by -1 is more than a whole number holds."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hit = (x.flatten(1)[:, :3] > 2).long()
+        return torch.div(-(2**62) * (1 + hit), 1 - 2 * hit, rounding_mode="trunc").float()
+
+
+def test_a_model_that_can_end_the_process_is_refused(tmp_path):
+    assert_refused(scripted(Dividing(), tmp_path / "m.pt"), "rounding_mode")
+    assert_refused(exported(Dividing(), tmp_path / "m.pt2"), "rounding_mode")
+
+
 class Endless(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         while x.size(0) > 0:

@@ -552,17 +552,16 @@ def test_on_a_pinned_machine_files_lie_below_the_working_folder(pinned, tmp_path
 
 
 def test_on_a_pinned_machine_what_was_declared_is_what_is_read(pinned, monkeypatch):
-    """A link that flipped between check and use had private words counted in clear."""
+    """A file that was exchanged between check and use had private words counted in clear."""
     good, bad = pinned / "good.txt", pinned / "bad.txt"
     good.write_text("declared words\n")
     bad.write_text(f"{SECRET}\n")
     assert fedlens("data", "public", good, *ledger(pinned)).code == 0
-    (pinned / "flips.txt").symlink_to(good)
+    shutil.copy(good, pinned / "flips.txt")
     copyfile = shutil.copyfile
 
     def flipped(source, to):
-        (pinned / "flips.txt").unlink()
-        (pinned / "flips.txt").symlink_to(bad)
+        bad.replace(pinned / "flips.txt")
         return copyfile(source, to)
 
     monkeypatch.setattr(shutil, "copyfile", flipped)
@@ -603,6 +602,51 @@ def test_a_folder_called_like_a_pattern_takes_no_secrets_along(tmp_path, monkeyp
     shutil.copytree(found, found.with_name("*"))
     assert fedlens("run", "--resume", found.with_name("*")).code == 2
     assert sorted((tmp_path / "out" / ".private").iterdir()) == secrets
+
+
+def test_a_model_that_was_put_into_the_folder_is_not_vouched_for(tmp_path, monkeypatch):
+    """Its hash was booked, and a model that had cost 60 was confirmed at 0.44."""
+    found = stopped(tmp_path, monkeypatch)
+    assert run(tmp_path).code == 0
+    (other,) = (path for path in (tmp_path / "out").glob("bad-*/all/model.safetensors"))
+    shutil.copy(other, found / "all" / "model.safetensors")
+    assert fedlens("run", "--resume", found).code == 0
+    assert (found / "all" / "model.safetensors").read_bytes() != other.read_bytes()
+    assert fedlens("ledger", "verify", *ledger(tmp_path)).code == 0
+
+
+def test_a_model_that_was_exchanged_after_its_run_was_closed_is_noticed(tmp_path):
+    for _ in range(2):
+        assert run(written(tmp_path)).code == 0
+    one, other = (path for path in (tmp_path / "out").glob("bad-*/all/model.safetensors"))
+    shutil.copy(other, one)
+    (one.parent.parent / "MANIFEST.json").unlink()
+    refused(fedlens("run", "--resume", one.parent.parent), "it was changed")
+
+
+def test_a_month_in_its_year_is_not_new_data(spent_out):
+    many = np.random.default_rng(4).integers(0, 256, (8 * ROWS, SIDE, SIDE)).astype(np.uint8)
+    year = {"x": np.concatenate([columns()["x"], many]), "y": np.zeros(9 * ROWS, int)}
+    np.savez(spent_out / "year.npz", **year, user=np.repeat(np.arange(9 * USERS), EACH))
+    changes = f"data.path={spent_out / 'year.npz'}", "data.name=year", "privacy.population=300"
+    refused(run(spent_out, *changes), "many examples of 'crowd'")
+
+
+def test_on_a_pinned_machine_the_data_lie_elsewhere(tmp_path_factory, monkeypatch):
+    work, data = tmp_path_factory.mktemp("work"), tmp_path_factory.mktemp("srv")
+    register(by_name(written(data)), "--epsilon", 8, "--delta", 1e-5, "--pin")
+    shutil.copy(data / "recipe.toml", work / "recipe.toml")
+    monkeypatch.chdir(work)
+    assert fedlens("run", "recipe.toml", "--out", "runs").code == 0
+    (model,) = (work / "runs").glob("*/all")
+    refused(fedlens("sample", model, "--to", data / "out" / "ledger.sqlite"), "below the folder")
+    (model.parent / "low-vs-high").symlink_to(data)
+    refused(fedlens("report", model.parent), "leads elsewhere")
+
+
+def test_the_largest_epsilon_without_a_budget_is_not_that_of_a_large_delta(tmp_path):
+    register(by_name(written(tmp_path)), "--largest-epsilon", 1)
+    refused(run(tmp_path, "privacy.epsilon=1.0", "privacy.delta=0.3"), "a run may cost epsilon 1 at most")
 
 
 def test_a_primary_model_that_was_put_into_the_folder_is_not_asked(tmp_path, monkeypatch):

@@ -565,7 +565,8 @@ def test_a_group_that_has_its_model_may_be_closed_while_the_other_goes_on(tmp_pa
     assert entries(run) == paid(run, 2, "low") | paid(run, 2, "high")
 
 
-def test_a_model_that_cannot_be_opened_is_found_while_its_account_is_open(tmp_path, monkeypatch, finished):
+def test_a_model_that_is_not_the_one_that_was_made_is_made_again(tmp_path, monkeypatch, finished):
+    """Damaged, or somebody else's: its hash was noted when it was made, and old questions are free."""
     run = created(tmp_path)
     with monkeypatch.context() as patched:
         patched.setattr(Ledger, "close", failing)
@@ -573,10 +574,6 @@ def test_a_model_that_cannot_be_opened_is_found_while_its_account_is_open(tmp_pa
             run.executed(quiet)
     path = run.folder / "all" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="damaged"):
-        Run.opened(run.folder).executed(quiet)
-    assert [told["closed"] for told in Ledger(run.address).runs()] == [False]
-    path.unlink()
     Run.opened(run.folder).executed(quiet)
     assert_same(generator(run), generator(finished.run))
     assert entries(run) == paid(run, 4)

@@ -72,10 +72,9 @@ def admitted(
     if recipe.data.budget not in (None, known.budget):
         raise ValueError(f"Expected no data.budget: whose budget {known.name!r} draws on, its owner says.")
     problems = known.refusals(recipe, simulated=simulated, delta=owner.delta(known))
-    model = recipe.primary.model if recipe.primary else None
-    if model and not (known.policy.programs or known.passing) and is_foreign(pathlib.Path(model)):
-        problems.append("primary models that are programs are not allowed: they would see every image")
     refuse(known, problems)
+    if recipe.primary and recipe.primary.model and is_foreign(pathlib.Path(recipe.primary.model)):
+        known.check_programs()
     _check_public_files(recipe, owner)
     return known.on(recipe), known
 
@@ -165,7 +164,7 @@ def _renewed(known: Registration, owner: Owner) -> bool:
 def _unlike(name: str, made: Prints, owner: Owner) -> None:
     """New data may be old ones with a row more or less: then their owner must say whose budget they draw on."""
     for known in owner.everything():
-        if known.name != name and made.shared_with(owner.prints_of(known)) >= ALIKE:
+        if known.name != name and prints.overlap(made, owner.prints_of(known)) >= ALIKE:
             raise ValueError(
                 f"Expected data of their own, found many examples of {known.name!r} among them. Their owner says what"
                 f" they are: fedlens data register NAME PATH, with --budget {known.name} if people are the same."
@@ -178,7 +177,7 @@ def _of_no_other_ledger(users: Population, owner: Owner) -> None:
         if address != owner.address and pathlib.Path(address).exists():  # one that is remote says what it is by its pin
             other = Owner(address)
             made = other.printed(users)
-            same = [known.name for known in other.everything() if made.shared_with(other.prints_of(known)) >= ALIKE]
+            same = [known.name for known in other.everything() if prints.overlap(made, other.prints_of(known)) >= ALIKE]
             if same:
                 raise ValueError(f"Expected --ledger {address}: there these data are registered, as {same[0]!r}.")
 
@@ -330,7 +329,7 @@ def _compare(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owne
 
 
 def _much_of(found: Prints, private: Prints) -> bool:
-    return found.shared_with(private, telling=True) >= PUBLIC_SHARE or found.shared_with(private) >= ALIKE
+    return found.shared_with(private, telling=True) >= PUBLIC_SHARE or prints.overlap(found, private) >= ALIKE
 
 
 def _any_prints(path: pathlib.Path, key: bytes) -> Prints:

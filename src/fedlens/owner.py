@@ -110,12 +110,12 @@ class Owner:
         """The population that an owner has registered with the same data, under another name."""
         own = self.prints_of(known)
         others = (other for other in self.everything() if other.name != known.name and not other.passing)
-        return next((other for other in others if own.shared_with(self.prints_of(other)) >= ALIKE), None)
+        return next((other for other in others if prints.overlap(own, self.prints_of(other)) >= ALIKE), None)
 
     def _drawn_on(self, name: str, budget: str | None, made: Prints) -> str | None:
         """Whose budget data draw on: that of those who share their examples, if anybody registered such data before."""
         others = [other for other in self.everything() if other.name != name and not other.passing]
-        alike = [other for other in others if made.shared_with(self.prints_of(other)) >= ALIKE]
+        alike = [other for other in others if prints.overlap(made, self.prints_of(other)) >= ALIKE]
         if budget is not None:
             bound = self.known(budget)
             budget = bound.budget or budget if bound else budget

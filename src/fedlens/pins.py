@@ -96,10 +96,12 @@ def opened_public(path: pathlib.Path) -> Iterator[pathlib.Path]:
         yield path
         return
     with tempfile.TemporaryDirectory() as folder:
-        copy = pathlib.Path(folder) / path.name
-        with contextlib.suppress(OSError):
-            shutil.copytree(path, copy) if path.is_dir() else shutil.copyfile(path, copy)
-        held = {files.sha256(one) for one in files.within(copy)}
+        copy = pathlib.Path(folder) / f"public{''.join(path.suffixes[-2:])}"
+        try:
+            shutil.copytree(path, copy, symlinks=True) if path.is_dir() else shutil.copyfile(path, copy)
+            held = {files.sha256(one) for one in files.within(copy)}
+        except (OSError, ValueError):  # whether it is there, and links, are not spoken of
+            held = set()
         if not held or not held <= pin.public:
             raise _undeclared(path, pin)
         yield copy

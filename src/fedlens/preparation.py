@@ -17,6 +17,7 @@ from fedlens.population import DataError, Population, SchemaError
 from fedlens.privacy import Unit
 from fedlens.readers.docstrings import docstrings
 from fedlens.recipe_tables import Data
+from fedlens.recipe_tables import Primary as PrimaryTable
 from fedlens.recipes import Recipe
 from fedlens.selection import (
     AccuracyBetween,
@@ -78,31 +79,39 @@ def _sound(found: Population) -> Population:
     return dataclasses.replace(found, columns=columns)
 
 
-def primary(recipe: Recipe, public: data.Public | None, kept: pathlib.Path) -> Primary | None:
-    """The model whose mistakes are looked into: as `kept`, so that a resumed run asks the very same classifier."""
+def primary(recipe: Recipe, public: data.Public | None, kept: pathlib.Path, fresh: bool = False) -> Primary | None:
+    """The model whose mistakes are looked into: as `kept`, so that a resumed run asks the very same classifier.
+
+    A run that begins is `fresh`: what lies there is somebody else's, and is written over by what was opened or made.
+    """
     wanted = recipe.primary
     if wanted is None:
         return None
-    open_kept = functools.partial(open_primary, side=recipe.side)
+    open_it = functools.partial(open_primary, side=recipe.side)
     if wanted.model is not None:  # a program of somebody else's says nothing about the images it expects
-        open_kept = functools.partial(open_kept, values=wanted.values, channels_last=wanted.channels_last)
-        if not kept.exists():
-            open_kept(pathlib.Path(wanted.model)).save(kept)
-    if not kept.exists():
-        if wanted.public is not None:
-            columns = wanted.public
-            public = data.public_npz(pathlib.Path(columns.path), images=columns.images, labels=columns.labels)
-        if public is None:
-            raise ValueError("Expected primary.model or [primary.public] in the recipe: there is no classifier to ask.")
-        classes = int(public.labels.max()) + 1
-        small = ConvClassifier(side=recipe.side, classes=classes, widths=wanted.widths)
-        network = ConvClassifier.paper(recipe.side, classes) if wanted.network == "paper" else small
-        images, labels = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
-        Primary(network, network.fitted(images, labels, seed=recipe.seed, epochs=wanted.epochs)).save(kept)
-    found = open_kept(kept)
+        open_it = functools.partial(open_it, values=wanted.values, channels_last=wanted.channels_last)
+    if kept.exists() and not fresh:
+        found = open_it(kept)
+    else:
+        found = open_it(pathlib.Path(wanted.model)) if wanted.model else _fitted(recipe, wanted, public)
+        found.save(kept)
     if found.classes < 2:
         raise ValueError("Expected a primary model with at least two classes: with one, nothing can be wrong.")
     return found
+
+
+def _fitted(recipe: Recipe, wanted: PrimaryTable, public: data.Public | None) -> Primary:
+    """Trained here, on public images."""
+    if wanted.public is not None:
+        columns = wanted.public
+        public = data.public_npz(pathlib.Path(columns.path), images=columns.images, labels=columns.labels)
+    if public is None:
+        raise ValueError("Expected primary.model or [primary.public] in the recipe: there is no classifier to ask.")
+    classes = int(public.labels.max()) + 1
+    small = ConvClassifier(side=recipe.side, classes=classes, widths=wanted.widths)
+    network = ConvClassifier.paper(recipe.side, classes) if wanted.network == "paper" else small
+    images, labels = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
+    return Primary(network, network.fitted(images, labels, seed=recipe.seed, epochs=wanted.epochs))
 
 
 def check(recipe: Recipe, population: Population, primary: Primary | None) -> None:
@@ -146,10 +155,10 @@ class Side:
     accuracies: np.ndarray | None
 
     @classmethod
-    def of(cls, recipe: Recipe, kept: pathlib.Path, source: Data | None = None) -> "Side":
+    def of(cls, recipe: Recipe, kept: pathlib.Path, source: Data | None = None, fresh: bool = False) -> "Side":
         """All that a recipe needs beside the data, which lie where they are registered or where the recipe says."""
         users, public = population(recipe, source or recipe.data)
-        model = primary(recipe, public, kept)
+        model = primary(recipe, public, kept, fresh)
         check(recipe, users, model)
         by_accuracy = any(selection.by == "accuracy" for selection in recipe.selections.values())
         return cls(users, model, accuracies(users, model) if by_accuracy and model else None)

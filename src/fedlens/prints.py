@@ -40,6 +40,11 @@ class Prints:
         return float(np.isin(own, other.sample, assume_unique=True).mean()) if len(own) else 0.0
 
 
+def overlap(one: Prints, other: Prints) -> float:
+    """How much of either lies in the other: a month in its year, too."""
+    return max(one.shared_with(other), other.shared_with(one))
+
+
 def of_population(population: Population, key: bytes) -> Prints:
     """Reads everything once, a part at a time."""
     name = "text" if "text" in population.columns else "x"

@@ -18,14 +18,7 @@ from fedlens.privacy.matrix import Banded, Tree
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Kept = Annotated[float, Field(ge=0, lt=1)]  # of an optimizer's memory, at every step: Adam divides by what is not
-
-
-def _opened_here(path: str) -> str:
-    pins.check_below(found := pins.expanded(path))
-    return found
-
-
-Path = Annotated[str, pydantic.AfterValidator(_opened_here)]  # $NAME stands for an environment variable
+Path = Annotated[str, pydantic.AfterValidator(pins.expanded)]  # $NAME stands for an environment variable
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 PopulationName = Annotated[str, Field(pattern=r"^[^/\\.(\p{C}][^/\\\p{C}]{0,59}$")]  # that of a file, or one given
 Checked = TypeVar("Checked")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import pathlib
+import re
 import tomllib
 import types
 import typing
@@ -16,7 +17,7 @@ import pydantic
 import torch
 from pydantic import Field, NonNegativeInt
 
-from fedlens import defaults, files, misprints, recipe_problems, transforms, trees, words
+from fedlens import defaults, files, misprints, pins, recipe_problems, transforms, trees, words
 from fedlens.algorithms import AdaptiveClip, FedAvg, FedAvgGan, Ngrams
 from fedlens.algorithms.warm_start import warmed
 from fedlens.ledger import Account, Item, Spending
@@ -100,6 +101,8 @@ class Recipe(Table):
 
     @pydantic.model_validator(mode="after")
     def _whole(self) -> "Recipe":
+        for path in self.public_files.values():
+            pins.check_below(path)  # before anything is opened
         return sound(self, recipe_problems.found_in(self))
 
     @classmethod
@@ -259,9 +262,13 @@ class Recipe(Table):
         try:
             found = Spending.from_dict(told["spending"])
             _ = found.kind  # it has plans, and all are of one kind
+            if not re.fullmatch(r"vocabulary-\w+", found.account.run):
+                raise ValueError
         except (KeyError, TypeError, ValueError):
             raise ValueError("Expected a whole price of the vocabulary in the file beside it; it is damaged.") from None
-        return (found,)
+        # Whose users share nobody with whose is not for a file to say: every user may have been in it.
+        account = dataclasses.replace(found.account, partition=found.account.run, part="all")
+        return (dataclasses.replace(found, account=account),)
 
     def owed(self, own: Spending) -> Spending:
         """What a model costs whoever sees it: with what its words, and who trained it, were decided by."""

@@ -110,7 +110,8 @@ class Registration(Table):
     def refusals(self, recipe: Recipe, *, simulated: bool, delta: float | None = None) -> list[str]:
         """Why a recipe is not admitted, one line each; empty if it is. `delta` is that of the budget, if it has one."""
         problems = [*self._of_data(recipe), *self._of_units(recipe)]
-        return problems + self._of_policy(recipe, simulated, delta or recipe.privacy.delta)
+        small = min(recipe.privacy.delta, 0.1 / (self.bound(recipe.privacy.unit) or 1))
+        return problems + self._of_policy(recipe, simulated, delta or small)
 
     def _of_data(self, recipe: Recipe) -> list[str]:
         medium = "text" if recipe.text else "images"
@@ -158,6 +159,11 @@ class Registration(Table):
             epsilon=lambda: guarantee([*spendings, *recipe.earlier], delta).epsilon,
             simulated=simulated,
         )
+
+    def check_programs(self) -> None:
+        """Refuses somebody else's program, unless the owner allows such."""
+        if not (self.policy.programs or self.passing):
+            refuse(self, ["primary models that are programs are not allowed: they would see every image"])
 
     def of_policy(
         self,

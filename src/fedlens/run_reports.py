@@ -181,8 +181,8 @@ def report_of(
     warnings, provenance = _warnings(recipe, models), _provenance(folder, recipe, device)
     count = recipe.text.samples if recipe.text else SAMPLED
     samples = [model.sampled(count, recipe.seed) for model in models.values()]
-    for side in samples:
-        side.save(folder / "samples" / f"{side.label}.safetensors")
+    for selection, side in zip(models, samples, strict=True):
+        side.save(folder / "samples" / f"{selection}.safetensors")
     if not samples:
         return Report(title=recipe.name, findings=(), guarantee=joint, warnings=warnings, provenance=provenance)
     if recipe.text:

@@ -18,11 +18,13 @@ noise is derived from) lies beside the ledger, readable by its owner only, and i
 
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import pathlib
 import secrets
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -41,7 +43,16 @@ from fedlens.privacy import Guarantee
 from fedlens.randomness import Randomness
 from fedlens.recipe_tables import THRESHOLDS
 from fedlens.recipes import STAGES, Recipe, to_toml
-from fedlens.safeguards import alone, check_plain, forget_secrets, kept_randomness, make_secrets, only_our_code
+from fedlens.safeguards import (
+    alone,
+    check_plain,
+    forget_secrets,
+    kept_randomness,
+    made,
+    make_secrets,
+    note_made,
+    only_our_code,
+)
 from fedlens.simulation import Engine, SimulatedCurator
 from fedlens.trees import Tree
 
@@ -88,7 +99,7 @@ class Run:
 
         Data are read only to recognise them, and only if they are not registered yet; the owner's word decides.
         """
-        source = recipe.data.path
+        source = None if pins.found() else recipe.data.path  # where it is refused, whether it is there or not
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
@@ -146,8 +157,7 @@ class Run:
     def _close(self, book: Ledger, accounts: Sequence[str]) -> None:
         """Nothing more is released on these accounts, and the secret of what was is deleted."""
         for account in accounts:
-            model = self._part(account) / "model.safetensors"
-            book.close(account, files.sha256(model) if model.exists() else "")
+            book.close(account, made(self.address, self.name, self._part(account).name))
         forget_secrets(self.address, self.name)
 
     def _accounts(self) -> list[str]:
@@ -159,6 +169,7 @@ class Run:
 
     @classmethod
     def opened(cls, folder: pathlib.Path) -> "Run":
+        check_plain(folder)
         try:
             fields = {"recipe_sha256": str, "ledger": str, "seed": int | None, "device": str}
             about = files.json_in(folder / "run.json", fields)
@@ -202,18 +213,30 @@ class Run:
         # - The manifest comes last: what has one is finished.
         torch.set_float32_matmul_precision("high")  # TF32 on a GPU: bounds, sums and noise use no products
         book = Ledger(self.address)
-        if not all(self._settled(self.folder / selection) for selection in self.recipe.selections):
+        if not all(self._settled(self.folder / selection, book) for selection in self.recipe.selections):
             self._train(book, watch)
         models = run_reports.models_in(self.folder, self.recipe)
         self._close(book, self._accounts())
+        for selection, model in models.items():  # or the ledger contradicts what it says
+            run_reports.unconfirmed(book, model, files.sha256(self.folder / selection / "model.safetensors"))
         report = self._report(models, book)
         report.save(self.folder)
         self._seal()
         return report
 
-    def _settled(self, part: pathlib.Path) -> bool:
-        """Whether it has its model, or was refused one: then nothing more is asked about it."""
-        return (part / "model.safetensors").exists() or self._of_too_few(part)
+    def _settled(self, part: pathlib.Path, book: Ledger) -> bool:
+        """Whether it has its model, or was refused one: then nothing more is asked about it.
+
+        A model counts by the hash that was noted when it was made or, once its account is closed, by what was booked.
+        """
+        model, account = part / "model.safetensors", f"{self.name}/{part.name}"
+        booked = {run["run"]: run["model"] for run in book.runs() if run["closed"]}
+        noted = booked.get(account) or made(self.address, self.name, part.name)
+        if model.exists() and files.sha256(model) == noted:
+            return True
+        if account in booked and noted:
+            raise ValueError(f"Expected the model of {account!r} that the ledger names; it was changed.")
+        return self._of_too_few(part)
 
     def _of_too_few(self, part: pathlib.Path) -> bool:
         """As decided by what was written down, so that a resumed run decides the same without asking."""
@@ -225,9 +248,11 @@ class Run:
     def _train(self, book: Ledger, watch: Watcher) -> None:
         """All that reads private data, and none of them for an account that may release nothing more."""
         for account in self._accounts():
-            if not self._settled(self._part(account)):
+            if not self._settled(self._part(account), book):
                 book.must_be_open(account)
         only_our_code(self.recipe, self.seed)
+        if self.recipe.text:
+            _check_price(self.recipe, book)
         book.reserve(self.items(), recipe=self.recipe.digest, resumed=True)  # done when it was created: checked
         side = self._usable_side(book)
         thresholds = self._thresholds(side, book)
@@ -258,10 +283,11 @@ class Run:
         """The private side; if it cannot be used and nothing was released yet, what was set aside is returned."""
         try:
             recipe, known = admitted(self.recipe, Owner(self.address, book), simulated=self.seed is not None)
-            kept = self.folder / "primary.safetensors"
-            if not any(book.spent(item.account.run, item.stage) for item in self.items()):
-                kept.unlink(missing_ok=True)  # nothing vouches for it yet: somebody may have put it there
-            side = Side.of(recipe, kept, known.data if known else recipe.data)
+            fresh = not any(book.spent(item.account.run, item.stage) for item in self.items())
+            source = known.data if known else recipe.data
+            side = Side.of(recipe, self.folder / "primary.safetensors", source, fresh)
+            if known and side.primary and side.primary.foreign:
+                known.check_programs()  # once more: of what was opened, whatever lay there before
         except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
             if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
                 self.abandoned(book)
@@ -307,7 +333,7 @@ class Run:
     def _trained(self, selection: str, chosen: Callable[[], Population], book: Ledger, watch: Watcher) -> None:
         """Saves the model of one selection, unless too few users are in it."""
         folder = self.folder / selection
-        if self._settled(folder):
+        if self._settled(folder, book):
             return
         folder.mkdir(exist_ok=True)
         randomness = self._randomness(selection)
@@ -337,12 +363,20 @@ class Run:
             # Killed in its first round, it must be able to ask the same again: another engine's is another question.
             curator.settle(algorithm.beside.contribute, algorithm.round(trees.moved(state, self.device))[0])
             self._checkpoint(folder, state, curator)
-        made = functools.partial(self._model, selection, book)
+        make = functools.partial(self._model, selection, book)
         states = algorithm.run(curator, trees.moved(state, self.device))
-        states = run_reports.glimpsed(states, made, folder, self.recipe)
+        states = run_reports.glimpsed(states, make, folder, self.recipe)
         state = self._rounds(states, state, curator, folder, watch)
-        made(state).save(folder / "model.safetensors")
+        self._keep(make(state), folder)
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def _keep(self, model: Trained, folder: pathlib.Path) -> None:
+        """Saved where nobody else writes, and noted, before it lies in the folder."""
+        with tempfile.TemporaryDirectory() as apart:
+            model.save(pathlib.Path(apart) / "model.safetensors")
+            content = (pathlib.Path(apart) / "model.safetensors").read_bytes()
+        note_made(self.address, self.name, folder.name, hashlib.sha256(content).hexdigest())
+        files.write(folder / "model.safetensors", content)
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
         own = book.spending(f"{self.name}/{selection}")

@@ -7,7 +7,7 @@ import pathlib
 import stat
 from collections.abc import Iterable, Iterator
 
-from fedlens import pins
+from fedlens import files, pins
 from fedlens.randomness import Randomness
 from fedlens.recipes import Recipe
 
@@ -29,6 +29,8 @@ def alone(folder: pathlib.Path) -> Iterator[None]:
 
 def check_plain(folder: pathlib.Path) -> None:
     """Refuses a run folder that leads elsewhere: by a link, whoever edits it could have any file read or written to."""
+    if not os.path.lexists(folder):
+        return
     inside = [folder, *(pathlib.Path(root) / name for root, dirs, names in os.walk(folder) for name in (*dirs, *names))]
     for path in inside:
         status = path.lstat()
@@ -61,6 +63,17 @@ def make_secrets(address: str, run: str, uses: Iterable[str]) -> None:
 def kept_randomness(address: str, run: str, use: str) -> Randomness:
     """The same whenever an unfinished run asks again."""
     return Randomness.opened(_secrets(address) / f"{run}.{use}.key")
+
+
+def note_made(address: str, run: str, part: str, sha256: str) -> None:
+    """The hash of a model that was made here: what lies in its place later may be somebody else's."""
+    files.write(_secrets(address) / f"{run}.{part}.made", sha256)
+
+
+def made(address: str, run: str, part: str) -> str:
+    """The hash of the model of an unfinished run; empty while there is none."""
+    kept = _secrets(address) / f"{run}.{part}.made"
+    return files.content(kept).decode() if kept.exists() else ""
 
 
 def forget_secrets(address: str, run: str) -> None:

@@ -52,9 +52,12 @@ def modelers(command: Callable[..., None]) -> Callable[..., None]:
     def held(*given: Any, **named: Any) -> None:
         from fedlens import pins
 
-        for value in (*given, *named.values()):
-            if isinstance(value, pathlib.Path):
-                pins.check_below(value)
+        if pins.found():
+            from fedlens import safeguards
+
+            for path in (value for value in (*given, *named.values()) if isinstance(value, pathlib.Path)):
+                pins.check_below(path)
+                safeguards.check_plain(path)
         command(*given, **named)
 
     return held

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens import files
+from fedlens import files, pins
 from fedlens.cli.data import owner_if_there
 from fedlens.cli.headers import vouched
 from fedlens.cli.ledger import book_if_there
@@ -300,6 +300,7 @@ def sample(
     shown = path.with_suffix(".txt" if isinstance(samples, Texts) else ".png")
     if path == shown:
         raise ValueError(f"Expected --to with another ending than {shown.suffix}: it is written beside the samples.")
+    pins.check_below(path)
     samples.save(path)
     files.write(shown, listed(samples) if isinstance(samples, Texts) else pictures.png_bytes(samples.images[:256]))
     guarantee = dataclasses.replace(samples.guarantee, unverified=voucher.unverified)
@@ -391,6 +392,7 @@ def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any]
 
 
 def _show(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
+    pins.check_below(folder)  # also one that was not named, and may lead elsewhere
     report.save(folder)
     _print(report, folder, as_json)
 

@@ -103,6 +103,7 @@ KEEPS = (
 )
 _MIXES = "it writes pixels over a tensor made without them; write `a + b` in place of `a += b`"
 WRITES_DOWN = "it puts the values of pixels into a text, which a classifier has no use for"
+_ENDS = "whole numbers so divided can end the process, which would tell of an image; divide floats, and round them"
 DECIDES = "it decides by the values of pixels what to do next; choose between two answers by torch.where instead"
 _HINTS = {
     **dict.fromkeys(("SetAttr", "set_", "resize_"), KEEPS),
@@ -153,6 +154,8 @@ class Call:
             raise refused(file, self.shown, why(self.operation))
         if not self._evaluates():
             raise refused(file, self.shown, _TRAINING)
+        if any(argument.name == "rounding_mode" and argument.value is not None for argument in self.arguments):
+            raise refused(file, f"{self.shown} with a rounding_mode", _ENDS)
         held = [argument.facts for argument in self.arguments if argument.facts]
         clean = self.operation in SHAPES or all(facts.clean for facts in held)
         if not clean and (self.plain or self.operation in READS or self._shape_depends_on_values()):
