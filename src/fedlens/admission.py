@@ -103,6 +103,7 @@ def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Regist
         )
     if known.passing and (claimed := owner.claiming(known)):
         say(f"these are the data of {claimed.name!r}, and draw on its budget")
+        owner.unchanged(claimed)
         return claimed
     if known.passing and pins.found():
         raise ValueError(f"Expected a population that its owner has registered; {known.name!r} was, in passing.")
