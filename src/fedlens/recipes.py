@@ -506,7 +506,10 @@ def to_toml(whole: Table) -> str:
         for key, value in tables.items():
             table(value, f"{place}.{key}" if place else key)
 
-    table(whole.model_dump(mode="json", exclude_none=True), "")
+    values = whole.model_dump(mode="json", exclude_none=True)
+    if "population" in (data := values.get("data", {})):  # of which it says nothing else
+        values["data"] = {key: data[key] for key in ("population", "budget", "bug") if key in data}
+    table(values, "")
     return "\n".join([*lines, ""])
 
 

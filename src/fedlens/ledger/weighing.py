@@ -50,7 +50,7 @@ class Weighed:
     def algorithm(self) -> str:
         """As far as the recipe's text tells."""
         text = self.request["text"] or ""
-        wanted = ("task", "model", "kind", "tokenizer", "rounds", "adaptive_clip", "correlated")
+        wanted = ("task", "algorithm", "model", "tokenizer", "sampling", "rounds", "adaptive_clip", "correlated")
         lines = [line for line in _lines(text) if line.partition(" = ")[0] in wanted]
         return ", ".join(lines) or "not told"
 
