@@ -596,6 +596,16 @@ def test_the_secrets_of_a_run_are_all_made_when_it_begins(tmp_path, monkeypatch)
     refused(fedlens("run", "--resume", run_folder(tmp_path)), "secret")
 
 
+def test_a_run_of_an_earlier_version_is_refused_with_the_way_to_go_on(tmp_path, monkeypatch):
+    found = stopped(tmp_path, monkeypatch)
+    about = json.loads((found / "run.json").read_text())
+    del about["version"]
+    (found / "run.json").write_text(json.dumps(about))
+    refused(fedlens("run", "--resume", found), f"fedlens ledger close {found.name}", "run its recipe.toml anew")
+    assert fedlens("ledger", "close", found.name, *ledger(tmp_path)).code == 0
+    assert fedlens("run", found / "recipe.toml", "--out", tmp_path / "out").code == 0
+
+
 def test_a_folder_called_like_a_pattern_takes_no_secrets_along(tmp_path, monkeypatch):
     found = stopped(tmp_path, monkeypatch)
     secrets = sorted((tmp_path / "out" / ".private").iterdir())
