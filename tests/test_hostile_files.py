@@ -572,3 +572,9 @@ def test_files_are_opened_where_their_sizes_are_checked():
         if any(call in path.read_text() for call in ("json.loads(", "json.load(", "tomllib.load", "np.load("))
     }
     assert found <= allowed
+
+
+@pytest.mark.parametrize("number", [46673, 47018])
+def test_a_generator_without_layers_is_refused(tmp_path, number):
+    """Two of 100,000 damaged models: IndexError."""
+    assert not fuzzing.Fuzzer("model", tmp_path / "files").tried(number).escaped

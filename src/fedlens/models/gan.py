@@ -133,6 +133,8 @@ class ConvGenerator:
     def __post_init__(self) -> None:
         sizes = {"side": self.side, "channels": self.channels, "latent": self.latent, "hidden": self.hidden}
         check_sizes(self.widths, **sizes, classes=self.classes + 1)  # 0 is none
+        if not self.widths:
+            raise ValueError("Expected widths of at least one layer in a generator.")
         _divisible(self.side, len(self.widths) - 1)
 
     @property
