@@ -1028,7 +1028,7 @@ def test_nothing_that_leaves_a_run_tells_a_user_or_how_many_there_are(tmp_path, 
     told = []
     report = run.executed(lambda *facts: told.append(repr(facts)))
     noisy = round(float(released[0]["users"]), 1)
-    assert json.loads((run.folder / "all" / "count.json").read_text()) == {"noisy_users": noisy}
+    assert json.loads((run.folder / "all" / "count.json").read_text()) == {"noisy_users": noisy, "simulated": True}
     assert noisy != USERS
     assert abs(noisy - USERS) < 6 * 4
     said = {"watcher": "".join(told), "report": report.text(), "output": "".join(capfd.readouterr())}
@@ -1117,3 +1117,16 @@ def test_more_users_than_the_recipe_says_cost_nothing_and_are_not_counted(tmp_pa
         created(tmp_path / "out", *told, recipe=TINY.replace("deal_to = 30\n", ""), seed=None)
     assert str(USERS) not in str(caught.value)
     assert Ledger(tmp_path / "out" / "ledger.sqlite").runs() == []
+
+
+def test_every_number_of_a_simulated_run_says_so(tmp_path):
+    run = created(tmp_path, "privacy.rounds=1", recipe=QUANTILES, seed=1)
+    run.executed(quiet)
+    found = [
+        path for path in run.folder.rglob("*.json*") if path.name in ("count.json", "thresholds.json", "metrics.jsonl")
+    ]
+    assert len(found) == 5  # one of the thresholds, two of each group
+    assert all('"simulated": true' in path.read_text() for path in found)
+    assert all(
+        json.loads((run.folder / name).read_text())["guarantee"]["simulated"] for name in ("plan.json", "report.json")
+    )

@@ -146,6 +146,11 @@ class Run:
             raise
         return run
 
+    @property
+    def _simulated(self) -> dict[str, bool]:
+        """What stands with every number of a simulated run."""
+        return {} if self.seed is None else {"simulated": True}
+
     def items(self) -> list[Item]:
         return self.recipe.items(self.name, self.seed is not None)
 
@@ -326,7 +331,7 @@ class Run:
             engine=Engine(),
         )
         learnt = preparation.thresholds(self.recipe, door)
-        told = [{"quantile": quantile, "accuracy": accuracy} for quantile, accuracy in learnt.items()]
+        told = [{"quantile": level, "accuracy": accuracy} | self._simulated for level, accuracy in learnt.items()]
         files.write(self.folder / "thresholds.json", json.dumps(told, indent=1))
         return learnt
 
@@ -343,7 +348,8 @@ class Run:
         counting, training = STAGES
         counter = door(plan=count_plan, stage=counting, engine=Engine(), examples_per_unit=1)
         head_count = counter.noisy_mean(present, {})
-        files.write(folder / "count.json", json.dumps({"noisy_users": round(float(head_count["users"]), 1)}))
+        counted = {"noisy_users": round(float(head_count["users"]), 1)} | self._simulated
+        files.write(folder / "count.json", json.dumps(counted))
         if self._of_too_few(folder):
             return
         algorithm = self.recipe.algorithm()
