@@ -15,8 +15,8 @@ import time
 
 import torch
 
-from fedlens.recipes import Recipe
-from fedlens.runs import Run, default_device
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs.run import Run, default_device
 
 SMALL = (
     "model.size=small",

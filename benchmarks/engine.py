@@ -27,15 +27,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedlens import trees
 from fedlens.algorithms import FedAvgGan
+from fedlens.core import trees
+from fedlens.core.randomness import Randomness
+from fedlens.core.trees import Tree
+from fedlens.curators.simulated import SimulatedCurator
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
 from fedlens.models.gan import LEAK, Gan
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.randomness import Randomness
-from fedlens.simulation import SimulatedCurator
-from fedlens.trees import Tree
 
 NETWORKS = {
     "paper": FedAvgGan(gan=Gan.paper(), batch=32, local_steps=6),

@@ -25,9 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedlens import trees
+from fedlens.core import trees
+from fedlens.core.trees import Tree
 from fedlens.models.lstm import LanguageModel
-from fedlens.trees import Tree
 
 NETWORKS = {"paper": LanguageModel.spelling(), "small": LanguageModel.small_spelling()}
 WORDS, WIDTH = 20, 16

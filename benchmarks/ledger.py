@@ -32,20 +32,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens import runs
-from fedlens.curator import PrivacySpentError
+from fedlens.core.randomness import Randomness
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Budget, Entry, Item, Ledger
 from fedlens.ledger.storage import COLUMNS
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Neighbours, Plan, Poisson, Unit
-from fedlens.randomness import Randomness
-from fedlens.recipes import Recipe
-from fedlens.simulation import Engine, SimulatedCurator
-from fedlens.trees import Tree
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import run as runs
 
 DELTA = 1e-5
 KIND = Unit.USER, Neighbours.ADD_REMOVE
-PRELOADED = ["numpy", "torch", "scipy.optimize", "scipy.special", "sklearn.datasets", "fedlens.runs", "psycopg"]
+PRELOADED = ["numpy", "torch", "scipy.optimize", "scipy.special", "sklearn.datasets", "fedlens.runs.run", "psycopg"]
 RECIPE = """
 name = "victim"
 task = "T1"

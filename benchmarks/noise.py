@@ -14,7 +14,7 @@ import time
 import engine
 import torch
 
-from fedlens.randomness import Randomness
+from fedlens.core.randomness import Randomness
 
 
 @dataclasses.dataclass(frozen=True)

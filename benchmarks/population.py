@@ -14,9 +14,9 @@ import time
 
 import numpy as np
 
-from fedlens.population import Population
+from fedlens.core.randomness import Randomness
+from fedlens.data.population import Population
 from fedlens.privacy import Poisson
-from fedlens.randomness import Randomness
 
 
 def main() -> None:

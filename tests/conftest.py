@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import pins
+from fedlens.core import pins
+from fedlens.core.randomness import Randomness
+from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
-from fedlens.population import Population
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, SimulatedCurator
 
 hypothesis.settings.register_profile("fedlens", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.load_profile("fedlens")

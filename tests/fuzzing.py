@@ -26,17 +26,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens import data, files, readers, tensorfiles
-from fedlens.inspection import Model, NgramModel, Samples, TextModel, Texts, opened
+from fedlens.core import files, tensorfiles
+from fedlens.data import readers
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Spending, guarantee, keys
+from fedlens.media.images import reading as data
+from fedlens.media.images.samples import Model, Samples
+from fedlens.media.opening import opened
+from fedlens.media.text.samples import NgramModel, TextModel, Texts
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS, Markov
-from fedlens.population import Population
+from fedlens.models.words import Vocabulary
 from fedlens.privacy import Everyone, L2Clip, MatrixPlan, Plan, Poisson
 from fedlens.privacy.matrix import Banded
-from fedlens.words import Vocabulary
 
 CANARY = "canary7391"  # stands in all private data; no message may quote it
 DEEP = 5_000
@@ -760,13 +764,13 @@ def _recipe(folder: pathlib.Path) -> None:
 
 
 def _open_recipe(folder: pathlib.Path) -> None:
-    from fedlens.recipes import Recipe
+    from fedlens.recipes.recipe import Recipe
 
     Recipe.open(folder / "recipe.toml")
 
 
 def _run(folder: pathlib.Path) -> None:
-    from fedlens.recipes import Recipe
+    from fedlens.recipes.recipe import Recipe
 
     _recipe(folder)
     recipe = Recipe.open(folder / "recipe.toml")
@@ -781,7 +785,7 @@ def _run(folder: pathlib.Path) -> None:
 
 
 def _opened_run(folder: pathlib.Path) -> Any:
-    from fedlens.runs import Run
+    from fedlens.runs.run import Run
 
     return Run.opened(folder)
 
@@ -797,7 +801,7 @@ def _known_run(folder: pathlib.Path) -> Any:
 
 
 def _thresholds(folder: pathlib.Path) -> None:
-    from fedlens import run_reports
+    from fedlens.runs import reporting as run_reports
 
     run_reports._provenance(folder, _known_run(folder).recipe, "cpu")
 

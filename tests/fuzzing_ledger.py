@@ -10,7 +10,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Account, Budget, Entry, Item, Ledger, LedgerError, NotApprovedError, Spending, storage
 from fedlens.privacy import Everyone, L2Clip, Plan
 

@@ -13,6 +13,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedlens.core.randomness import Randomness
 from fedlens.privacy import (
     Balanced,
     Everyone,
@@ -28,7 +29,6 @@ from fedlens.privacy import (
     UpdateAndBit,
     accounting,
 )
-from fedlens.randomness import Randomness
 
 DELTA = 1e-5
 

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedlens import templates
 from fedlens.algorithms import Sgd
 from fedlens.cli import app
 from fedlens.models.gan import Gan
-from fedlens.planning import published
-from fedlens.recipe_tables import Bug, Quantile
-from fedlens.recipes import Recipe
-from fedlens.runs import Run
+from fedlens.recipes import templates
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.tables import Bug, Quantile
+from fedlens.runs.planning import published
+from fedlens.runs.run import Run
 
-HERE = pathlib.Path(templates.__file__).with_name("recipe_files") / "augenstein2020"
+HERE = pathlib.Path(templates.__file__).with_name("files") / "augenstein2020"
 FILES = {path.stem: path for path in sorted(HERE.glob("*.toml"))}
 BY_USER = ["figure3_by_user_bug", "figure6_by_user_fixed"]
 BY_EXAMPLE = ["figure7_by_example_bug", "figure8_by_example_fixed"]

@@ -15,15 +15,21 @@ from command_line import fedlens, interrupted, ran, run_folder, standing
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fedlens import data, files, preparation, run_reports, runs, selection
-from fedlens.inspection import Model, Samples, contrast
+from fedlens.core import files
+from fedlens.curators.simulated import Engine
+from fedlens.data import selection
+from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Ledger, Spending
+from fedlens.media.images import reading as data
+from fedlens.media.images.contrast import contrast
+from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import ConvClassifier, Primary
-from fedlens.population import DataError, Population
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.recipes import Recipe, RecipeError
-from fedlens.runs import Run
-from fedlens.simulation import Engine
+from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.runs import preparation
+from fedlens.runs import reporting as run_reports
+from fedlens.runs import run as runs
+from fedlens.runs.run import Run
 
 USERS, EACH, SIDE = 24, 4, 8
 ROWS = USERS * EACH

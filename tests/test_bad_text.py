@@ -14,16 +14,19 @@ import torch
 from command_line import fedlens, interrupted, ran, run_folder, standing
 from toy_texts import ALL, KNOWN, PAIR, lines, written
 
-from fedlens import preparation, readers, text_preparation, words
 from fedlens.algorithms.warm_start import warmed
-from fedlens.inspection import TextModel, Texts
+from fedlens.curators.simulated import Engine
+from fedlens.data import readers
+from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Spending
+from fedlens.media.text import reading as text_preparation
+from fedlens.media.text.samples import TextModel, Texts
+from fedlens.models import words
 from fedlens.models.lstm import LanguageModel
-from fedlens.population import DataError, Population
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.recipes import Recipe, RecipeError
-from fedlens.runs import Run
-from fedlens.simulation import Engine
+from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.runs import preparation
+from fedlens.runs.run import Run
 
 SECRET = "patient-4711"
 CANARY = "xylocarp"  # a word that one user has
@@ -450,7 +453,7 @@ def test_no_word_and_no_name_of_a_user_leaves_a_run(tmp_path, monkeypatch, name,
     """One user's own word, with real noise: not in the folder, the ledger or the output, in whatever form."""
     crowd = everybody(text=[f"{CANARY} is {CANARY}"] * 30) + (lines(61)[24:] if ending == "refused" else [])
     if ending == "interrupted":
-        monkeypatch.setattr("fedlens.run_reports.contrast_texts", stopped)
+        monkeypatch.setattr("fedlens.runs.reporting.contrast_texts", stopped)
     done = ran(written(tmp_path, crowd, **RUNS[name]), "--json")
     assert done.code == {"finished": 0, "interrupted": 130, "refused": 2}[ending], done.err
     (tmp_path / "said").write_text(done.out + done.err)

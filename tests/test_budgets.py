@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from test_ledger import DELTA, account, plan, raw, releases, spent
 
-from fedlens import runs
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import (
     Budget,
     Item,
@@ -37,8 +36,9 @@ from fedlens.ledger import (
     storage,
 )
 from fedlens.privacy import Balanced, Everyone, FixedSize, L2Clip, Neighbours, Plan, Poisson, Unit, accounting
-from fedlens.recipes import Recipe
-from fedlens.runs import Run
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import run as runs
+from fedlens.runs.run import Run
 
 START = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
 

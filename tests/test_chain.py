@@ -19,7 +19,7 @@ from test_budgets import START, budget, days, entries, item
 from test_ledger import DATABASE_ERRORS, account, plan, raw, unguarded, without_privileges
 from test_ledger import open_folder as open_folder  # a fixture
 
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Entry, Ledger, LedgerError, NotApprovedError, is_remote, keys, storage
 
 MODEL = "ab" * 32

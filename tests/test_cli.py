@@ -19,11 +19,13 @@ import pytest
 import toy_recipes
 from PIL import Image
 
-from fedlens import cli, files, pins, runs
-from fedlens.curator import PrivacySpentError
-from fedlens.inspection import Samples
-from fedlens.population import Population
-from fedlens.recipes import Recipe
+from fedlens import cli
+from fedlens.core import files, pins
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.data.population import Population
+from fedlens.media.images.samples import Samples
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import run as runs
 
 TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
 GUARANTEE = {"epsilon", "delta", "unit", "neighbours", "sampling", "accountant", "not_covered"}

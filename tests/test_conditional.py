@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import planning, trees
 from fedlens.algorithms import Adam, FedAvgGan
-from fedlens.inspection import Model, Samples
+from fedlens.core import trees
+from fedlens.curators.simulated import Engine, one_by_one
+from fedlens.data.population import DataError, Population
+from fedlens.media.images.samples import Model, Samples
 from fedlens.models.gan import Gan
-from fedlens.population import DataError, Population
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.recipes import Recipe
-from fedlens.runs import Run
-from fedlens.simulation import Engine, one_by_one
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import planning
+from fedlens.runs.run import Run
 
 CLASSES = 3
 

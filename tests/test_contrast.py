@@ -6,14 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlens import tensorfiles
-from fedlens.inspection import Samples, contrast
-from fedlens.inspection.hypotheses import NAMED, ranked
-from fedlens.inspection.report import Finding
+from fedlens.core import tensorfiles
 from fedlens.ledger import Account, Spending, guarantee
+from fedlens.media.images.contrast import contrast
+from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images.hypotheses import NAMED, ranked
+from fedlens.media.images.samples import Samples
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.transforms import TRANSFORMS
+from fedlens.report.report import Finding
 
 OF_IMAGES = {kind: transform.images for kind, transform in TRANSFORMS.items() if transform.images}
 PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.1), noise_multiplier=5.0, releases=10, expected_contributors=9)

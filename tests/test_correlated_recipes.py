@@ -11,16 +11,20 @@ import torch
 from toy_recipes import PAIR, TINY
 from typer.testing import CliRunner
 
-from fedlens import defaults, files, planning, runs, tensorfiles
 from fedlens.cli import app
-from fedlens.curator import PrivacySpentError
-from fedlens.inspection import Model, TextModel
+from fedlens.core import files, tensorfiles
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine
 from fedlens.ledger import Budget, Ledger, guarantee
+from fedlens.media.images.samples import Model
+from fedlens.media.text.samples import TextModel
 from fedlens.privacy import Balanced, Everyone, MatrixPlan, Neighbours, Plan, accounting
 from fedlens.privacy.matrix import Banded, Identity, Tree, squared_sensitivity
-from fedlens.recipes import Recipe, RecipeError, to_toml
-from fedlens.runs import Run
-from fedlens.simulation import Engine
+from fedlens.recipes import defaults
+from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
+from fedlens.runs import planning
+from fedlens.runs import run as runs
+from fedlens.runs.run import Run
 
 DELTA = 1e-5
 BANDED = "privacy.correlated.bands=3"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens import data
-from fedlens.population import DataError, Population
-from fedlens.transforms import TRANSFORMS
+from fedlens.data.population import DataError, Population
+from fedlens.media.images import reading as data
+from fedlens.media.images.faults import TRANSFORMS
 
 SECRET = 987654321  # a user id and a label that no error may quote
 LOUD = 123.4567  # a pixel that no error may quote

@@ -6,10 +6,10 @@ import json
 import pytest
 import torch
 
-from fedlens import experiments
-from fedlens.experiments import CLEAN, Row, Trial
-from fedlens.inspection import Samples
-from fedlens.simulation import SimulatedCurator
+from fedlens.curators.simulated import SimulatedCurator
+from fedlens.experiments import trials as experiments
+from fedlens.experiments.trials import CLEAN, Row, Trial
+from fedlens.media.images.samples import Samples
 
 SMALL = (
     "data.deal_to=30",

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import trees
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvg, FedAvgGan, Sgd, run_together
+from fedlens.core import trees
+from fedlens.core.randomness import Randomness
+from fedlens.curators.simulated import Engine, Together, one_by_one
+from fedlens.data.population import Population
 from fedlens.ledger import Ledger
 from fedlens.models.lstm import LanguageModel
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, UpdateAndBit
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, Together, one_by_one
 
 # A toy language: words over a, b and c that only ever step from a letter to the next one or stop
 

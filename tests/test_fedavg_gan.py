@@ -10,15 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedlens import trees
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvgGan, Sgd
-from fedlens.curator import PrivacySpentError
+from fedlens.core import trees
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine
+from fedlens.data.population import Population
 from fedlens.ledger import Ledger
 from fedlens.models import gan as networks
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, UpdateAndBit
-from fedlens.simulation import Engine
 
 # The critic's gradient
 

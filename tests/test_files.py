@@ -3,7 +3,7 @@
 import os
 import stat
 
-from fedlens import files
+from fedlens.core import files
 
 
 def recorded(monkeypatch, fails=False):

@@ -16,14 +16,14 @@ import toy_recipes
 from scipy import stats
 from test_ledger import DELTA, account, plan
 
-from fedlens import planning
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Budget, Item, Ledger, Spending, guarantee, storage
 from fedlens.ledger.allowance import Rule
 from fedlens.privacy import Balanced, FixedSize, MatrixPlan, Neighbours, Poisson, accounting, filters
 from fedlens.privacy.losses import ExchangedGaussian, SampledGaussian
 from fedlens.privacy.matrix import Banded
-from fedlens.recipes import Recipe
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import planning
 
 EPSILON = 1.0
 RARELY = Poisson(rate=2e-5, population=100_000, capped=False)

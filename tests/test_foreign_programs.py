@@ -20,11 +20,11 @@ import torch.nn.functional as F
 from command_line import fedlens
 from torch import nn
 
-from fedlens import selection
+from fedlens.data import selection
+from fedlens.data.population import Population
 from fedlens.models import operations
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.primary import Program, check_unchanged, open_primary
-from fedlens.population import Population
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),

@@ -16,55 +16,55 @@ TESTS = pathlib.Path(__file__).parent
 # What is taken out: (file, text, replacement, a test that must notice).
 MUTATIONS = {
     "the seal of a registration": (
-        "owner.py",
+        "owner/folder.py",
         'if hashlib.sha256(content).hexdigest() != seal["sha256"]:',
         "if False:",
         "test_owner.py::test_a_registration_that_was_edited_is_refused",
     ),
     "the comparison of what is called public": (
-        "admission.py",
+        "owner/admission.py",
         "found.whole == known.whole or _much_of(found, owner.prints_of(known))",
         "False",
         "test_owner.py::test_the_private_file_itself_does_not_pass_for_public",
     ),
     "the recognition of data under another name": (
-        "admission.py",
+        "owner/admission.py",
         "known = next((found for found in owner.everything() if found.whole == made.whole), None)",
         "known = None",
         "test_owner.py::test_the_same_data_under_another_name_pay_from_the_same_budget[reordered]",
     ),
     "the units that were registered": (
-        "admission.py",
+        "owner/admission.py",
         "if alike and _units(known.data) != _units(source):",
         "if False:",
         "test_owner.py::test_a_column_of_rows_does_not_pass_for_users",
     ),
     "the end of guessing in passing": (
-        "admission.py",
+        "owner/admission.py",
         'owner.book.register(IN_PASSING, {"closed": True})',
         "pass",
         "test_owner.py::test_the_number_of_users_is_not_to_be_had_by_refusals",
     ),
     "the data that were registered": (
-        "owner.py",
+        "owner/folder.py",
         "(found.whole, found.grouped) != (known.whole, known.grouped)",
         "False",
         "test_owner.py::test_a_changed_file_needs_the_owners_word",
     ),
     "the pinned ledger": (
-        "pins.py",
+        "core/pins.py",
         "    return pin.ledger\n",
         "    return given or default\n",
         "test_owner.py::test_on_a_pinned_machine_no_other_ledger_counts",
     ),
     "the owner's word on simulations": (
-        "registration.py",
+        "owner/registration.py",
         "if simulated and not (policy.simulation or self.passing):",
         "if False:",
         "test_owner.py::test_a_budgeted_population_is_not_simulated_unless_its_owner_allows_it",
     ),
     "the files in a recipe's digest": (
-        "recipes.py",
+        "recipes/recipe.py",
         "[settings.model_dump_json(), held]",
         "[settings.model_dump_json()]",
         "test_owner.py::test_every_file_that_a_recipe_depends_on_is_in_its_digest[model]",
@@ -76,56 +76,56 @@ MUTATIONS = {
         "test_simulation.py::test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound",
     ),
     "the guard against numbers that are not finite": (
-        "trees.py",
+        "core/trees.py",
         "torch.where(size.isfinite(), factor.to(leaf.dtype) * leaf, 0.0)",
         "factor.to(leaf.dtype) * leaf",
         "test_simulation.py::test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_count",
     ),
     "the noise": (
-        "simulation.py",
+        "curators/simulated.py",
         "torch.round(self._plan.stddev * piece / grid) * grid",
         "0.0 * piece",
         "test_simulation.py::test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
     ),
     "a tenth of the noise": (
-        "simulation.py",
+        "curators/simulated.py",
         "torch.round(self._plan.stddev * piece / grid) * grid",
         "torch.round(0.9 * self._plan.stddev * piece / grid) * grid",
         "test_simulation.py::test_the_noise_on_the_sum_is_the_multiplier_times_the_bound",
     ),
     "the constant divisor": (
-        "simulation.py",
+        "curators/simulated.py",
         "return self._released(self._bounded_sum(question), question.name)",
         "return trees.scaled(self._released(self._bounded_sum(question), question.name),"
         " self._plan.expected_contributors / max(1, len(question.cohort)))",
         "test_simulation.py::test_the_divisor_is_the_promised_constant_not_the_cohort",
     ),
     "the charge": (
-        "simulation.py",
+        "curators/simulated.py",
         "self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)",
         "pass",
         "test_simulation.py::test_a_release_is_charged_before_data_is_read",
     ),
     "the question in the name of the noise": (
-        "simulation.py",
+        "curators/simulated.py",
         'f"{query}/noise"',
         '"noise"',
         "test_simulation.py::test_another_question_meets_other_noise_and_is_charged[another message]",
     ),
     "the question in the names of correlated rows": (
-        "simulation.py",
+        "curators/simulated.py",
         "self._row(name, count)",
         "self._row(f\"{name.split('/')[0]}/{release}\", count)",
         "test_matrix_door.py::test_histories_that_part_share_no_later_noise[a ledger restored-five bands]",
     ),
     "the release in the names of correlated rows": (
-        "simulation.py",
+        "curators/simulated.py",
         "self._row(name, count)",
         "self._row(name.split('/')[0], count)",
         "test_matrix_door.py::test_running_sums_of_the_noise_have_the_covariance_of_the_factorization[independent]",
     ),
     "the question before in the name of a question": (
-        "simulation.py",
+        "curators/simulated.py",
         "            *self._earlier[-1:],\n",
         "",
         "test_matrix_door.py::test_histories_that_part_share_no_later_noise[a ledger restored-five bands]",
@@ -155,25 +155,25 @@ MUTATIONS = {
         "test_simulation.py::test_a_fresh_curator_cannot_go_beyond_the_plan_either",
     ),
     "the cut to whole steps": (
-        "simulation.py",
+        "curators/simulated.py",
         "torch.trunc(leaf * (1 / self.grid))",
         "(leaf * (1 / self.grid))",
         "test_simulation.py::test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
     "one bound for all doors that are asked at once": (
-        "simulation.py",
+        "curators/simulated.py",
         "if len({(door._plan.bound, door._plan.grid, door._device) for door in doors}) > 1:",
         "if False:",
         "test_together.py::test_doors_with_bounds_of_their_own_are_refused",
     ),
     "a planted bug that looks at one user only": (
-        "data.py",
+        "media/images/reading.py",
         'held.update(np.ascontiguousarray(population.columns["x"][piece]).data)',
         "held.update(str((len(population), piece[0])).encode())",
         "test_bad_images.py::test_one_user_who_leaves_does_not_change_whom_a_planted_bug_hits[0-users]",
     ),
     "the verdict that is asked for once": (
-        "preparation.py",
+        "runs/preparation.py",
         "return AccuracyBetween(at_least=at_least, below=below)(population, name, side.accuracies)",
         "return AccuracyBetween(at_least=at_least, below=below)(population, name, accuracies(population, primary))",
         "test_bad_images.py::test_a_model_that_answers_differently_puts_nobody_into_both_groups[Leaning]",
@@ -191,13 +191,13 @@ MUTATIONS = {
         "test_foreign_programs.py::test_a_model_that_remembers_is_refused[Remembering]",
     ),
     "the tag of the data": (
-        "runs.py",
+        "runs/run.py",
         'elif known != json.dumps({"tag": tag}):',
         "elif False:",
         "test_runs.py::test_a_run_that_lost_the_tag_of_its_data_does_not_go_on",
     ),
     "the price of learnt thresholds": (
-        "recipes.py",
+        "recipes/recipe.py",
         "beside = (count,) * models + ((self.threshold_plan,) if self.threshold_plan else ())",
         "beside = (count,) * models",
         "test_recipes.py::test_learnt_thresholds_are_paid_once_by_everybody_and_the_target_is_met",
@@ -240,7 +240,7 @@ MUTATIONS = {
         "test_filters.py::test_a_sampled_plan_that_was_begun_is_owed_whole_and_one_that_was_not_is_returned[sqlite]",
     ),
     "the promised price": (
-        "runs.py",
+        "runs/run.py",
         "joint=self.promised(),",
         "joint=self.recipe.guarantee([book.spending(account) for account in self._accounts()]),",
         "test_runs.py::test_the_price_in_the_report_does_not_tell_whether_a_group_was_too_small[100]",
@@ -286,8 +286,8 @@ def copy(tmp_path):
 
 
 def test_the_copy_is_what_the_tests_would_run(copy):
-    (copy / "fedlens" / "trees.py").write_text("WHOSE = 'the copy'")
-    assert run(copy, "-c", "from fedlens import trees; print(trees.WHOSE)").stdout.strip() == "the copy"
+    (copy / "fedlens" / "core" / "trees.py").write_text("WHOSE = 'the copy'")
+    assert run(copy, "-c", "from fedlens.core import trees; print(trees.WHOSE)").stdout.strip() == "the copy"
 
 
 def test_nothing_fails_while_nothing_is_taken_out(copy):

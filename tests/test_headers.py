@@ -11,10 +11,11 @@ from test_chain import rebuilt, rows
 from test_cli import answer, fedlens, written
 from test_ledger import raw, unguarded
 
-from fedlens import inspection, tensorfiles
+from fedlens.media import opening as inspection
+from fedlens.core import tensorfiles
+from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger
 from fedlens.privacy.guarantee import UNVERIFIED
-from fedlens.simulation import Engine
 
 PAIR = toy_recipes.PAIR.replace("rounds = 4", "rounds = 2")
 KINDS = {"spelling": (), "words": (), "ngrams": ("privacy.rounds=1", "privacy.clip=1.0")}
@@ -126,7 +127,7 @@ def test_an_account_that_is_not_the_booked_one_confirms_nothing(run, tmp_path, c
 
 def test_a_forged_model_that_was_booked_as_forged_is_refused_by_the_plans(run, tmp_path):
     """Who may write to the ledger may close a run with any hash; what was reserved says what it cost."""
-    from fedlens import files
+    from fedlens.core import files
 
     path, book = run / "low" / "model.safetensors", run.parent / "ledger.sqlite"
     forged(path)

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens import trees
 from fedlens.algorithms.heavy_words import HeavyWords
+from fedlens.core import trees
+from fedlens.core.randomness import Randomness
+from fedlens.curators.simulated import Engine, one_by_one, vectorised
+from fedlens.data.population import Population
 from fedlens.ledger import Ledger
-from fedlens.population import Population
+from fedlens.models.words import spelled
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, one_by_one, vectorised
-from fedlens.words import spelled
 
 WIDTH = 10
 SMALL = HeavyWords(noise=0.0, width=WIDTH, most=40, examples_per_unit=6)

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from fedlens.inspection import hypotheses
-from fedlens.inspection.hypotheses import NAMED, SHARES, _planted, _seen, energy_distance, missed, ranked
-from fedlens.transforms import TRANSFORMS
+from fedlens.media.images import hypotheses
+from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images.hypotheses import NAMED, SHARES, _planted, _seen, energy_distance, missed, ranked
 
 
 def blobs(count, seed, side=12):

@@ -14,7 +14,7 @@ import tempfile
 import conftest
 import pytest
 
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Account, Budget, Ledger, LedgerError, Spending, guarantee, is_remote, storage
 from fedlens.privacy import Balanced, Everyone, L2Clip, Plan, Poisson, Unit
 

@@ -13,9 +13,10 @@ from test_chain import edit, rows
 from test_cli import GUARANTEE, SECRET, answer, fedlens, interrupted, written
 from test_ledger import raw, unguarded
 
-from fedlens import pins, runs
+from fedlens.core import pins
 from fedlens.ledger import Ledger, is_remote
-from fedlens.recipes import Recipe
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import run as runs
 
 TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
 COMMANDS = ["init", "show", "request", "review", "approve", "reject", "close", "verify", "witness", "key"]

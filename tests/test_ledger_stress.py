@@ -10,10 +10,10 @@ import pytest
 from command_line import fedlens
 from toy_recipes import TINY
 
+from fedlens.core.randomness import Randomness
 from fedlens.ledger import Account, Budget, Item, Ledger
-from fedlens.randomness import Randomness
-from fedlens.recipes import Recipe
-from fedlens.runs import Run
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs.run import Run
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
 

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from fedlens.core.randomness import Randomness
+from fedlens.curators.simulated import Engine, one_by_one
+from fedlens.data.population import Population
 from fedlens.ledger import Ledger, guarantee
-from fedlens.population import Population
 from fedlens.privacy import (
     Balanced,
     Everyone,
@@ -32,8 +34,6 @@ from fedlens.privacy import (
     rdp,
 )
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian, SampledGaussian
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, one_by_one
 
 ADD_REMOVE, REPLACE_ONE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
 MESSAGE = {"m": torch.zeros(1)}

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fedlens import trees
+from fedlens.core import trees
 from fedlens.models import lstm
 from fedlens.models.lstm import LanguageModel
 

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.curator import PrivacySpentError
+from fedlens.core.randomness import Randomness
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine, Together
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Budget, Item, Ledger, Spending, guarantee, storage
-from fedlens.population import Population
 from fedlens.privacy import Balanced, Everyone, L2Clip, MatrixPlan, Neighbours, Plan, Unit, accounting
 from fedlens.privacy.matrix import Banded, Identity, Tree, squared_sensitivity
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, Together
 
 DELTA = 1e-5
 STRATEGIES = [Identity(), Banded(bands=2), Banded(bands=5), Tree(restart=3)]

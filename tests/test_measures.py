@@ -13,8 +13,8 @@ from scipy import stats
 from sklearn.linear_model import Ridge
 from sklearn.metrics import roc_auc_score
 
-from fedlens.inspection import measures
-from fedlens.inspection.measures import (
+from fedlens.media.images import measures
+from fedlens.media.images.measures import (
     class_shares,
     classifier_test,
     distinct,

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens import misprints
-from fedlens.misprints import MISPRINTS, named
+from fedlens.media.text import faults as misprints
+from fedlens.media.text.faults import MISPRINTS, named
 
 SENTENCE = ["well", ",", "the", "court", "of", "appeals", "naïve"]
 EXPECTED = {
@@ -47,7 +47,7 @@ def reversed_words(tokens: list[str]) -> list[str]:
 
 def test_somebody_elses_misprint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misprints, "reversed_words", reversed_words, raising=False)
-    found = named("fedlens.misprints:reversed_words")
+    found = named("fedlens.media.text.faults:reversed_words")
     assert found.summary == "Words read from right to left"
     assert found.tokens(["ab", "c"]) == ["ba", "c"]
 
@@ -57,7 +57,8 @@ def test_ours_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["clever", "", ":", "a:", "no.such:f", "fedlens.misprints:gone", "fedlens.misprints:MISPRINTS"]
+    "kind",
+    ["clever", "", ":", "a:", "no.such:f", "fedlens.media.text.faults:gone", "fedlens.media.text.faults:MISPRINTS"],
 )
 def test_unknown_misprints_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="Expected"):

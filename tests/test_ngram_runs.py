@@ -9,16 +9,18 @@ import toy_texts
 from test_cli import answer, fedlens
 from toy_texts import KNOWN, PAIR, UNKNOWN
 
-from fedlens import run_reports, tensorfiles
 from fedlens.algorithms import Ngrams
-from fedlens.curator import PrivacySpentError
-from fedlens.inspection import NgramModel, Texts, opened
+from fedlens.core import tensorfiles
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger, guarantee
+from fedlens.media.opening import opened
+from fedlens.media.text.samples import NgramModel, Texts
 from fedlens.models.markov import SYMBOLS
-from fedlens.recipes import Recipe, RecipeError
-from fedlens.runs import Run
-from fedlens.simulation import Engine
-from fedlens.words import unspelled
+from fedlens.models.words import unspelled
+from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.runs import reporting as run_reports
+from fedlens.runs.run import Run
 
 NETWORK, OPEN = 'model = "spelling"', 'model = "ngrams"'
 CROWD = [line | {"user": f"patient-4711-{n}"} for n, line in enumerate(toy_texts.lines() * 10)]

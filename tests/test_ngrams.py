@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens import trees
 from fedlens.algorithms.ngrams import Ngrams
+from fedlens.core import trees
+from fedlens.curators.simulated import Engine, one_by_one, vectorised
+from fedlens.data.population import Population
 from fedlens.models.markov import EDGE, SIGNS, SYMBOLS, Markov
-from fedlens.population import Population
+from fedlens.models.words import SPELLING_END, spelled, unspelled
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.simulation import Engine, one_by_one, vectorised
-from fedlens.words import SPELLING_END, spelled, unspelled
 
 WIDTH = 12
 EXACT = Ngrams(noise=0.0)

@@ -8,11 +8,11 @@ import pytest
 import scipy.stats
 import torch
 
+from fedlens.core.randomness import Randomness
+from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, SimulatedCurator
 
 COORDINATES, RELEASES, NOISE, NORM = 40_000, 12, 3.0, 0.5
 

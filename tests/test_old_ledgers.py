@@ -11,7 +11,7 @@ from test_chain import insert, problems, rows
 from test_cli import answer, fedlens
 from test_ledger import account, plan, raw
 
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Entry, Ledger, NotApprovedError, storage
 
 KEPT = pathlib.Path(__file__).with_name("ledger_version_2.json")  # written by that version

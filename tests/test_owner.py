@@ -13,16 +13,19 @@ from command_line import fedlens, interrupted, run_folder
 from test_bad_images import ALL, BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, classifier, columns, written
 from toy_texts import lines
 
-from fedlens import pins, preparation, prints, readers
+from fedlens.core import pins
+from fedlens.curators.simulated import Engine
+from fedlens.data import readers
+from fedlens.data.population import Population
 from fedlens.ledger import Ledger
 from fedlens.models.primary import open_primary
-from fedlens.owner import Bounds, Owner
-from fedlens.population import Population
-from fedlens.recipe_tables import Data
-from fedlens.recipes import Recipe
-from fedlens.registration import Policy
-from fedlens.runs import Run
-from fedlens.simulation import Engine
+from fedlens.owner import prints
+from fedlens.owner.folder import Bounds, Owner
+from fedlens.owner.registration import Policy
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.tables import Data
+from fedlens.runs import preparation
+from fedlens.runs.run import Run
 
 NAMED = re.compile(r'source = .*\npath = .*\nname = "crowd"\n')
 
@@ -471,7 +474,7 @@ def test_on_a_pinned_machine_unregistered_data_are_refused_unread(pinned):
 
 
 def test_on_a_pinned_machine_no_run_folder_chooses_its_ledger(pinned, monkeypatch):
-    monkeypatch.setattr("fedlens.runs.Run.executed", lambda *told: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("fedlens.runs.run.Run.executed", lambda *told: (_ for _ in ()).throw(KeyboardInterrupt))
     assert run(pinned).code == 130
     file = run_folder(pinned) / "run.json"
     about = json.loads(file.read_text())
@@ -828,7 +831,7 @@ def test_a_recipe_is_the_same_by_name_and_in_full(tmp_path):
 
 def test_another_processor_asks_another_question(monkeypatch):
     """With 256 bits at a time sums round otherwise: the same noise on both would give the difference away."""
-    from fedlens import simulation
+    from fedlens.curators import simulated as simulation
 
     before = simulation._arithmetic("cpu")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")

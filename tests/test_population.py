@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.population import DataError, Population
-from fedlens.randomness import Randomness
+from fedlens.core.randomness import Randomness
+from fedlens.data.population import DataError, Population
 
 SECRET = 77_177  # a value that must never show up in a message
 

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import nn
 from typer.testing import CliRunner
 
-from fedlens import trees
 from fedlens.cli.primary import primary_app
+from fedlens.core import trees
 from fedlens.models import classifier
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.primary import checked, open_primary, trained

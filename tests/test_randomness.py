@@ -9,7 +9,7 @@ import pytest
 import scipy.stats
 import torch
 
-from fedlens.randomness import Randomness
+from fedlens.core.randomness import Randomness
 
 COUNT = 200_001  # odd: the last pair of Box-Muller is cut
 

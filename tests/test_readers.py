@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedlens import data, readers
-from fedlens.population import DataError, Population
+from fedlens.data import readers
+from fedlens.data.population import DataError, Population
+from fedlens.media.images import reading as data
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")

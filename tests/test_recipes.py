@@ -11,14 +11,15 @@ import numpy as np
 import pytest
 from dp_accounting.pld import pld_privacy_accountant
 
-from fedlens import planning, templates
 from fedlens.ledger import Budget, Ledger, guarantee
+from fedlens.media.images.faults import TRANSFORMS
 from fedlens.privacy import Everyone, L2Clip, Poisson, UpdateAndBit, accounting
-from fedlens.recipes import Recipe, RecipeError, to_toml
-from fedlens.runs import Run
-from fedlens.transforms import TRANSFORMS
+from fedlens.recipes import templates
+from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
+from fedlens.runs import planning
+from fedlens.runs.run import Run
 
-FILES = sorted(pathlib.Path(templates.__file__).with_name("recipe_files").glob("*.toml"))
+FILES = sorted(pathlib.Path(templates.__file__).with_name("files").glob("*.toml"))
 TABLES = {
     "": 'name = "tiny"\ntask = "T4"\nside = 8',
     "data": 'source = "digits"\ndeal_to = 30',

@@ -8,7 +8,7 @@ from test_budgets import clock as clock  # a fixture
 from test_chain import problems, rows
 from test_ledger import account, plan, raw
 
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Ledger, LedgerError, storage
 
 

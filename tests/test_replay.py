@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedlens.replay import Replayed
+from fedlens.core.replay import Replayed
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA"))]
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
-from fedlens.inspection import pictures
-from fedlens.inspection.report import Chart, Finding, Picture, Report, averages, visible
 from fedlens.privacy import Guarantee
+from fedlens.report import pictures
+from fedlens.report.report import Chart, Finding, Picture, Report, averages, visible
 
 GUARANTEE = Guarantee(
     epsilon=2.0, delta=1e-5, unit="user", neighbours="add/remove", sampling="Poisson", accountant="PLD"
@@ -216,7 +216,7 @@ def test_policy_lets_only_this_script_run_whatever_the_words():
 
 
 def test_template_travels_with_the_package():
-    assert importlib.resources.files("fedlens.inspection").joinpath("report.html").is_file()
+    assert importlib.resources.files("fedlens.report").joinpath("report.html").is_file()
 
 
 def test_page_stays_under_three_megabytes():
@@ -251,7 +251,7 @@ def test_one_round_is_shown_where_two_have_no_room(monkeypatch):
     shown = rounds(range(10, 31, 10), count=2, side=8)
     room = len(pictures.data_uri(shown[2].png)) + len(pictures.data_uri(shown[5].png))
     means = sum(len(pictures.data_uri(mean.png)) for mean in example().means)
-    monkeypatch.setattr("fedlens.inspection.report.PICTURE_CHARACTERS", means + room)
+    monkeypatch.setattr("fedlens.report.report.PICTURE_CHARACTERS", means + room)
     page = example(pictures=shown).html()
     assert re.findall(r'data-round="(\d+)"', page) == ["30", "30"]
     assert "leaves out rounds\n10, 20." in page

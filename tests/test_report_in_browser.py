@@ -11,8 +11,8 @@ import pytest
 import torch
 from test_report import HOSTILE, example, rounds
 
-from fedlens.inspection import pictures
-from fedlens.inspection.report import Chart, Picture
+from fedlens.report import pictures
+from fedlens.report.report import Chart, Picture
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [

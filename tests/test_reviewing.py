@@ -11,7 +11,7 @@ from test_ledger import account, plan, unguarded
 
 from fedlens.cli.options import shown
 from fedlens.ledger import Ledger
-from fedlens.recipes import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe, to_toml
 
 TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
 BUDGET = ["--population", "digits", "--epsilon", 10, "--delta", 1e-5, "--review"]

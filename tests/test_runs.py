@@ -18,15 +18,19 @@ import torch
 from safetensors import safe_open
 from toy_recipes import PAIR, TINY
 
-from fedlens import data, files, preparation, run_reports, runs, tensorfiles
-from fedlens.curator import PrivacySpentError
-from fedlens.inspection import Model, Samples
+from fedlens.core import files, tensorfiles
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine
+from fedlens.data.population import DataError
 from fedlens.ledger import Budget, Ledger, RunClosedError, guarantee
+from fedlens.media.images import reading as data
+from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import ConvClassifier, Primary
-from fedlens.population import DataError
-from fedlens.recipes import Recipe, to_toml
-from fedlens.runs import Run
-from fedlens.simulation import Engine
+from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.runs import preparation
+from fedlens.runs import reporting as run_reports
+from fedlens.runs import run as runs
+from fedlens.runs.run import Run
 
 
 def named(patched, digit):
@@ -1120,7 +1124,7 @@ def test_more_users_than_the_recipe_says_cost_nothing_and_are_not_counted(tmp_pa
 
 
 def test_every_number_of_a_simulated_run_says_so(tmp_path):
-    run = created(tmp_path, "privacy.rounds=1", recipe=QUANTILES, seed=1)
+    run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=1", recipe=QUANTILES, seed=1)
     run.executed(quiet)
     found = [
         path for path in run.folder.rglob("*.json*") if path.name in ("count.json", "thresholds.json", "metrics.jsonl")

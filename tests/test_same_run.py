@@ -11,9 +11,9 @@ from test_chain import problems, rebuilt, rows
 from test_cli import fedlens, written
 from test_ledger import account, plan, unguarded
 
-from fedlens import runs
 from fedlens.ledger import Ledger, NotApprovedError, keys
-from fedlens.recipes import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.runs import run as runs
 
 PAIR = toy_recipes.PAIR.replace("rounds = 4", "rounds = 2")
 

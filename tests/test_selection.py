@@ -10,15 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_recipes import PAIR
 
-from fedlens import preparation, selection
-from fedlens.curator import PrivacySpentError
-from fedlens.ledger import Ledger
-from fedlens.models.classifier import ConvClassifier, Primary
-from fedlens.population import DataError, Population
-from fedlens.privacy import Neighbours
-from fedlens.randomness import Randomness
-from fedlens.recipes import Recipe
-from fedlens.selection import (
+from fedlens.core.randomness import Randomness
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.data import selection
+from fedlens.data.population import DataError, Population
+from fedlens.data.selection import (
     AccuracyBetween,
     AccuracyHistogram,
     Classified,
@@ -27,6 +23,11 @@ from fedlens.selection import (
     accuracies,
     quantiles,
 )
+from fedlens.ledger import Ledger
+from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.privacy import Neighbours
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import preparation
 
 
 @dataclasses.dataclass(frozen=True)

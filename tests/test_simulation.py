@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from fedlens import trees
 from fedlens.algorithms import AdaptiveClip, FedAvgGan
-from fedlens.curator import PrivacySpentError
+from fedlens.core import trees
+from fedlens.core.randomness import Randomness
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine, Question, SimulatedCurator, Work, one_by_one
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, Question, SimulatedCurator, Work, one_by_one
 
 MESSAGE = {"m": torch.zeros(1)}
 ENGINES = [Engine(run=one_by_one), Engine(chunk=3), Engine(chunk=100)]

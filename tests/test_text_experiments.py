@@ -14,10 +14,13 @@ import pytest
 import test_wordings
 import torch
 
-from fedlens import experiments, text_experiments, trees, words
-from fedlens.experiments import HEALTHY, SUSPICIOUS
-from fedlens.inspection import TextModel, Texts, text_hypotheses
-from fedlens.inspection.texts import jointly
+from fedlens.core import trees
+from fedlens.experiments import text as text_experiments
+from fedlens.experiments import trials as experiments
+from fedlens.experiments.trials import HEALTHY, SUSPICIOUS
+from fedlens.media.text import hypotheses as text_hypotheses
+from fedlens.media.text.samples import TextModel, Texts, jointly
+from fedlens.models import words
 
 KNOWN = ["the", "court", "may", "hear", "it", "now", "and", "then", "we", "think", "so"]
 STRANGE = ["zorp", "blick", "frund", "whelk", "quaid"]

@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_texts import KNOWN, PAIR, written
 
-from fedlens import misprints, preparation, readers, words
-from fedlens.population import DataError, Population
-from fedlens.recipes import Recipe
+from fedlens.data import readers
+from fedlens.data.population import DataError, Population
+from fedlens.media.text import faults as misprints
+from fedlens.models import words
+from fedlens.recipes.recipe import Recipe
+from fedlens.runs import preparation
 
 SECRET = "zyxoberon"
 ATTRIBUTED = 'attributes = ["version"]'

@@ -18,11 +18,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedlens import readers
-from fedlens.population import DataError, Population
-from fedlens.readers import json_pieces
-from fedlens.readers.json_pieces import Json
-from fedlens.words import as_row, as_sentence
+from fedlens.data import readers
+from fedlens.data.population import DataError, Population
+from fedlens.data.readers import json_pieces
+from fedlens.data.readers.json_pieces import Json
+from fedlens.models.words import as_row, as_sentence
 
 h5py = pytest.importorskip("h5py")
 pa = pytest.importorskip("pyarrow")
@@ -705,7 +705,7 @@ def test_no_damage_to_an_example_is_anything_but_a_refusal(data):
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(DataError):
-        text, year = sys.modules["fedlens.readers.sqlite"]._example(bytes(content), "tokens", ["year"], "here")
+        text, year = sys.modules["fedlens.data.readers.sqlite"]._example(bytes(content), "tokens", ["year"], "here")
         assert isinstance(text, bytes)
         assert -(2**63) <= year < 2**63
 

@@ -12,13 +12,18 @@ from command_line import fedlens, interrupted, ran, run_folder
 from toy_recipes import TINY
 from toy_texts import KNOWN, PAIR, by_hand, learnt, price, written
 
-from fedlens import inspection, planning, run_reports, runs, words
-from fedlens.inspection import Model, TextModel, Texts
+from fedlens.media import opening as inspection
+from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger, guarantee
+from fedlens.media.images.samples import Model
+from fedlens.media.text.samples import TextModel, Texts
+from fedlens.models import words
 from fedlens.privacy import Neighbours, Unit, rounded
-from fedlens.recipes import Recipe, RecipeError
-from fedlens.runs import Run
-from fedlens.simulation import Engine
+from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.runs import planning
+from fedlens.runs import reporting as run_reports
+from fedlens.runs import run as runs
+from fedlens.runs.run import Run
 
 
 @pytest.fixture(autouse=True, scope="module")

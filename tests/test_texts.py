@@ -7,13 +7,13 @@ import pytest
 import torch
 from toy_texts import by_hand, price
 
-from fedlens import tensorfiles
-from fedlens.inspection.texts import NgramModel, TextModel, Texts, jointly
+from fedlens.core import tensorfiles
 from fedlens.ledger import Account, Spending, guarantee
+from fedlens.media.text.samples import NgramModel, TextModel, Texts, jointly
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS, Markov
+from fedlens.models.words import spelled
 from fedlens.privacy import Everyone, L2Clip, Plan, rounded
-from fedlens.words import spelled
 
 PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.1), noise_multiplier=5.0, releases=10, expected_contributors=9)
 SPENDING = Spending(account=Account(run="run/left", population="crowd"), plans=(PLAN,))

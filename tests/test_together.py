@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens import trees
 from fedlens.algorithms import FedAvgGan, run_together
-from fedlens.curator import PrivacySpentError
+from fedlens.core import trees
+from fedlens.core.randomness import Randomness
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine, SimulatedCurator, Together
+from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
-from fedlens.population import Population
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.randomness import Randomness
-from fedlens.simulation import Engine, SimulatedCurator, Together
 
 PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.05), noise_multiplier=0.5, releases=3, expected_contributors=4.0)
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from fedlens import trees
+from fedlens.core import trees
 
 NUMBERS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = st.lists(NUMBERS, min_size=1, max_size=6).map(torch.tensor)

@@ -3,8 +3,8 @@
 import pytest
 from toy_recipes import PAIR, TINY
 
-from fedlens import recipe_problems
-from fedlens.recipes import Recipe, RecipeError, to_toml
+from fedlens.recipes import problems as recipe_problems
+from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
 
 TEXT = """
 name = "sentences"

@@ -14,20 +14,23 @@ from test_cli import answer, fedlens
 from test_ledger import unguarded
 from toy_texts import by_hand
 
-from fedlens import files, readers, vocabularies, words
 from fedlens.algorithms.heavy_words import HeavyWords
-from fedlens.curator import PrivacySpentError
+from fedlens.core import files
+from fedlens.curators.protocol import PrivacySpentError
+from fedlens.curators.simulated import Engine
+from fedlens.data import readers
+from fedlens.data.population import DataError, Population
+from fedlens.data.readers.docstrings import docstrings, public_text
 from fedlens.ledger import Budget, Ledger, NotApprovedError, Spending, guarantee
-from fedlens.owner import Bounds, Owner
-from fedlens.population import DataError, Population
-from fedlens.readers.docstrings import docstrings, public_text
-from fedlens.recipe_tables import Data
-from fedlens.recipes import Recipe
-from fedlens.registration import Policy
-from fedlens.runs import Run
-from fedlens.simulation import Engine
-from fedlens.vocabularies import Learning, counted, learned
-from fedlens.words import Vocabulary, as_row
+from fedlens.models import words
+from fedlens.models.words import Vocabulary, as_row
+from fedlens.owner.folder import Bounds, Owner
+from fedlens.owner.registration import Policy
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.tables import Data
+from fedlens.runs import vocabularies
+from fedlens.runs.run import Run
+from fedlens.runs.vocabularies import Learning, counted, learned
 
 COMMON, RARE, USERS = ("the", "court", "über"), "motion", 200
 SECRET = "xylophone"  # of one user

@@ -6,7 +6,7 @@ import torch
 
 from fedlens.algorithms.warm_start import BATCH, OPTIMIZER, warmed
 from fedlens.models.lstm import LanguageModel
-from fedlens.words import spelled
+from fedlens.models.words import spelled
 
 NETWORK = LanguageModel(symbols=258, start=256, end=257, embedding=4, units=8, projection=3)
 FRESH = NETWORK.init(0)

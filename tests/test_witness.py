@@ -16,7 +16,7 @@ from test_chain import forged, problems, rebuilt, rows
 from test_cli import answer, fedlens, written
 from test_ledger import account, plan, raw, unguarded
 
-from fedlens.curator import PrivacySpentError
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Ledger, LedgerError, NotApprovedError, PutBackError, is_remote, keys
 
 TINY = toy_recipes.TINY.replace("rounds = 4", "rounds = 2")

@@ -7,14 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.inspection import text_hypotheses, wordings
-from fedlens.inspection.report import Finding
-from fedlens.inspection.text_contrast import contrast_texts
-from fedlens.inspection.texts import Texts
 from fedlens.ledger import Account, Spending
-from fedlens.misprints import MISPRINTS, named
+from fedlens.media.text import hypotheses as text_hypotheses
+from fedlens.media.text import wordings
+from fedlens.media.text.contrast import contrast_texts
+from fedlens.media.text.faults import MISPRINTS, named
+from fedlens.media.text.samples import Texts
+from fedlens.models.words import Vocabulary, spelled
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.words import Vocabulary, spelled
+from fedlens.report.report import Finding
 
 PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.1), noise_multiplier=5.0, releases=10, expected_contributors=9)
 KNOWN = (

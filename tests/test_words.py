@@ -8,8 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens import words
-from fedlens.words import SPELLING_END, SPELLING_START, Vocabulary, as_row, as_sentence, spelled, tokens, unspelled
+from fedlens.models import words
+from fedlens.models.words import (
+    SPELLING_END,
+    SPELLING_START,
+    Vocabulary,
+    as_row,
+    as_sentence,
+    spelled,
+    tokens,
+    unspelled,
+)
 
 # Any string at all, lone surrogates included, and what is likely to go wrong.
 HARD = [
@@ -75,10 +84,12 @@ def test_a_combining_mark_stays_with_its_letter(sentence: str) -> None:
 def test_tokenizers_by_name() -> None:
     assert words.tokenizer("plain") is tokens
     assert words.tokenizer("whitespace")("Well, it's") == ["Well,", "it's"]
-    assert words.tokenizer("fedlens.words:tokens") is tokens
+    assert words.tokenizer("fedlens.models.words:tokens") is tokens
 
 
-@pytest.mark.parametrize("kind", ["clever", "", ":", "no.such.module:f", "fedlens.words:gone", "fedlens.words:PADDING"])
+@pytest.mark.parametrize(
+    "kind", ["clever", "", ":", "no.such.module:f", "fedlens.models.words:gone", "fedlens.models.words:PADDING"]
+)
 def test_unknown_tokenizers_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="Expected"):
         words.tokenizer(kind)

@@ -5,8 +5,8 @@ import math
 import statistics
 
 from fedlens.ledger import Account, Spending
+from fedlens.models.words import Vocabulary
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.words import Vocabulary
 
 KNOWN = (  # most frequent first
     *("the", "a", "it", "is", "and", "of", "to", "in", "we", "that"),

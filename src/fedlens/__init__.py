@@ -14,16 +14,16 @@ _HOMES = {
     "Everyone": "privacy",
     "Unit": "privacy",
     "UpdateAndBit": "privacy",
-    "Population": "population",
+    "Population": "data.population",
     "Ledger": "ledger",
     "Account": "ledger",
-    "SimulatedCurator": "simulation",
-    "Randomness": "randomness",
+    "SimulatedCurator": "curators.simulated",
+    "Randomness": "core.randomness",
     "FedAvgGan": "algorithms",
     "Gan": "models.gan",
-    "Samples": "inspection",
-    "contrast": "inspection",
-    "Recipe": "recipes",
+    "Samples": "media.images.samples",
+    "contrast": "media.images.contrast",
+    "Recipe": "recipes.recipe",
 }
 
 __all__ = ["__version__", *_HOMES]

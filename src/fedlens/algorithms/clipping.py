@@ -7,8 +7,8 @@ import dataclasses
 
 import torch
 
-from fedlens import trees
-from fedlens.trees import Tree
+from fedlens.core import trees
+from fedlens.core.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ from typing import Protocol
 
 import torch
 
-from fedlens import trees
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.algorithms.together import Answered
-from fedlens.curator import Contribute, Curator
-from fedlens.trees import Tree
+from fedlens.core import trees
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import Contribute, Curator
 
 NESTEROV = Sgd(rate=1.0, momentum=0.99, nesterov=True)  # the paper's server step for language models
 

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 
 import torch
 
-from fedlens import trees
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.algorithms.together import Answered
-from fedlens.curator import Contribute, Curator
+from fedlens.core import trees
+from fedlens.core.replay import Replayed
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import Contribute, Curator
 from fedlens.models.gan import Gan
-from fedlens.replay import Replayed
-from fedlens.trees import Tree
 
 PLAIN = Sgd(rate=1.0)  # the paper's server step and generator step
 GENERATOR = Sgd(rate=5e-3)

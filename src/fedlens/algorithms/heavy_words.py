@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 import torch
 
-from fedlens.curator import Curator
-from fedlens.trees import Tree
-from fedlens.words import PADDING, SPELLING_END, SPELLING_START, SPELLING_SYMBOLS, Vocabulary, unspelled
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import Curator
+from fedlens.models.words import PADDING, SPELLING_END, SPELLING_START, SPELLING_SYMBOLS, Vocabulary, unspelled
 
 ALL_BYTES = tuple(range(256))
 _FACTOR = 0x9E3779B97F4A7C15  # of the polynomial that stands for a prefix, modulo 2^64

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 
 from fedlens.algorithms.together import Answered
-from fedlens.curator import Contribute, Curator
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import Contribute, Curator
 from fedlens.models.markov import CODES, EDGE, SYMBOLS, Markov, windows
-from fedlens.trees import Tree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

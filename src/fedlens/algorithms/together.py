@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol, Self
 
-from fedlens.curator import Contribute, Curators
-from fedlens.trees import Tree
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import Contribute, Curators
 
 Answered = Callable[[Tree], Tree]  # the noisy mean of a round -> the next state
 

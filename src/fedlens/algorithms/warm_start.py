@@ -2,11 +2,11 @@
 
 import torch
 
-from fedlens import trees
 from fedlens.algorithms.fedavg import Model
 from fedlens.algorithms.optimizers import Adam
-from fedlens.replay import Replayed
-from fedlens.trees import Tree
+from fedlens.core import trees
+from fedlens.core.replay import Replayed
+from fedlens.core.trees import Tree
 
 BATCH, OPTIMIZER = 128, Adam(rate=1e-2)
 

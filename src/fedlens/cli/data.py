@@ -8,10 +8,10 @@ import typer
 from fedlens.cli.options import DEFAULT_BOOK, FAILED, Book, Json, Key, Who, aside, ledger_at, say
 
 if TYPE_CHECKING:
+    from fedlens.data.population import Population
     from fedlens.ledger import Ledger
-    from fedlens.owner import Owner
-    from fedlens.population import Population
-    from fedlens.registration import Policy
+    from fedlens.owner.folder import Owner
+    from fedlens.owner.registration import Policy
 
 data_app = typer.Typer(no_args_is_help=True, help="Of the owner: prepare, check and register private data.")
 
@@ -26,8 +26,9 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read private data once, where it lies, and name what a run would stumble over. Prints no count and no content."""
-    from fedlens import data, readers
-    from fedlens.population import Population
+    from fedlens.data import readers
+    from fedlens.data.population import Population
+    from fedlens.media.images import reading as data
 
     if (path / "population.json").exists():  # whatever the folder is called
         population = Population.open(path)
@@ -69,7 +70,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Bring images or text into the form a run reads: beside the data, bit by bit, however much. Prints no count."""
-    from fedlens import readers
+    from fedlens.data import readers
 
     kind = kind or readers.detected(source)
     if text or kind in ("jsonl", "sqlite"):
@@ -137,7 +138,7 @@ def register(
     as_json: Json = False,
 ) -> None:
     """By the owner of data: say what they are, whose rows are whose, and what may be asked of them. Reads them once."""
-    from fedlens.owner import Bounds, described
+    from fedlens.owner.folder import Bounds, described
 
     book, owner = _owner(ledger, who, key)
     sealed, before = owner.known(name), owner.registered(name) if update else None
@@ -238,7 +239,7 @@ def public(
     as_json: Json = False,
 ) -> None:
     """By the owner of a pinned machine: declare files public, so that recipes may use them. Refuses private data."""
-    from fedlens.admission import declare_public
+    from fedlens.owner.admission import declare_public
 
     _, owner = _owner(ledger, who, key, create=False)
     declare_public(paths, owner)
@@ -263,7 +264,7 @@ def pin(
 
 
 def _pin(ledger: str, functions: bool, machine: bool = False, witness: str = "") -> pathlib.Path:
-    from fedlens import pins
+    from fedlens.core import pins
     from fedlens.ledger import is_remote
 
     address = ledger if is_remote(ledger) else str(pathlib.Path(ledger).resolve())
@@ -277,7 +278,7 @@ def _pin(ledger: str, functions: bool, machine: bool = False, witness: str = "")
 
 def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool = True) -> "tuple[Ledger, Owner]":
     from fedlens.cli.ledger import book_at
-    from fedlens.owner import Owner
+    from fedlens.owner.folder import Owner
 
     address = ledger_at(ledger)
     book = book_at(address, who, key, create=create)
@@ -287,7 +288,7 @@ def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool 
 def owner_if_there(ledger: str | None) -> "Owner | None":
     """Of the populations that a ledger knows; without one nothing is registered."""
     from fedlens.cli.ledger import book_if_there
-    from fedlens.owner import Owner
+    from fedlens.owner.folder import Owner
 
     book = book_if_there(None if ledger == DEFAULT_BOOK else ledger)
     return Owner(ledger_at(ledger), book) if book else None
@@ -296,7 +297,7 @@ def owner_if_there(ledger: str | None) -> "Owner | None":
 def _policy(
     known: "Policy | None", allow: str | None, algorithms: str | None, noise: float | None, largest: float | None
 ) -> "Policy":
-    from fedlens.registration import Policy, sensible
+    from fedlens.owner.registration import Policy, sensible
 
     changes: dict[str, Any] = {}
     if allow is not None:
@@ -327,7 +328,7 @@ def _columns(population: "Population") -> dict[str, str]:
 
 def _notes(population: "Population") -> list[str]:
     """What is true of any such data: whether a sentence is longer is private."""
-    from fedlens.words import SENTENCE_BYTES
+    from fedlens.models.words import SENTENCE_BYTES
 
     return [f"of every sentence the first {SENTENCE_BYTES} bytes are used"] if "text" in population.columns else []
 

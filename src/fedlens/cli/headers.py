@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from fedlens.cli.options import DEFAULT_BOOK
 
 if TYPE_CHECKING:
-    from fedlens.inspection import Trained
     from fedlens.ledger import Ledger, Spending
+    from fedlens.media.opening import Trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,8 +50,8 @@ def _headers(
     folder: pathlib.Path, vocabularies: Sequence[pathlib.Path]
 ) -> Iterator[tuple[str, str, tuple[Any, ...] | None]]:
     """The name each is booked under, its hash, and the head it carries; None if it cannot be read."""
-    from fedlens import files
-    from fedlens.inspection import opened
+    from fedlens.core import files
+    from fedlens.media.opening import opened
 
     for path in sorted(folder.glob("*/*/model.safetensors")):
         try:
@@ -73,7 +73,7 @@ def _lists(folder: pathlib.Path) -> list[pathlib.Path]:
 def _learnt(path: pathlib.Path, named: bool) -> tuple[str, str, tuple[Any, ...] | None] | None:
     """Of a list that was learnt; None for other files, unless somebody `named` it."""
     from fedlens.ledger import Spending
-    from fedlens.words import Vocabulary
+    from fedlens.models.words import Vocabulary
 
     try:
         words = Vocabulary.open(path)
@@ -110,7 +110,7 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
     """
     from fedlens.cli.ledger import book_at
     from fedlens.privacy.guarantee import UNVERIFIED
-    from fedlens.run_reports import unconfirmed
+    from fedlens.runs.reporting import unconfirmed
 
     beside = [folder.resolve().parent.parent / "ledger.sqlite" for folder in folders]
     usual = [path for path in (*beside, pathlib.Path(DEFAULT_BOOK)) if path.exists()]
@@ -127,8 +127,8 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
 
 
 def _opened(folder: pathlib.Path) -> "tuple[Trained, str]":
-    from fedlens import files
-    from fedlens.inspection import opened
+    from fedlens.core import files
+    from fedlens.media.opening import opened
 
     path = folder / "model.safetensors"
     return opened(path), files.sha256(path)

@@ -107,8 +107,8 @@ def ledger_request(
     as_json: Json = False,
 ) -> None:
     """Ask for the leave to run a recipe, as it is now."""
-    from fedlens.owner import Owner
-    from fedlens.recipes import Recipe, to_toml
+    from fedlens.owner.folder import Owner
+    from fedlens.recipes.recipe import Recipe, to_toml
 
     parsed, book = Recipe.open(recipe, sets or []).named, book_at(ledger, who, key)
     known = Owner(ledger_at(ledger), book).known(parsed.data.population or "")
@@ -181,7 +181,7 @@ def ledger_close(
     as_json: Json = False,
 ) -> None:
     """Return what an abandoned run has reserved and not spent. It cannot be resumed then."""
-    from fedlens.safeguards import forget_secrets
+    from fedlens.runs.safeguards import forget_secrets
 
     book = book_at(ledger, who, key)
     parts = [found["run"] for found in book.runs() if run in (found["run"], found["run"].split("/")[0])]

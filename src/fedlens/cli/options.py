@@ -40,7 +40,7 @@ RecipeFile = Annotated[pathlib.Path, typer.Argument(help="A recipe (TOML); `fedl
 
 def ledger_at(given: str | None, default: str = DEFAULT_BOOK) -> str:
     """The ledger that a command works with: on a pinned machine the pinned one, and no other."""
-    from fedlens import pins
+    from fedlens.core import pins
 
     return pins.address(None if given in (None, default) else given, default)
 
@@ -50,10 +50,10 @@ def modelers(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def held(*given: Any, **named: Any) -> None:
-        from fedlens import pins
+        from fedlens.core import pins
 
         if pins.found():
-            from fedlens import safeguards
+            from fedlens.runs import safeguards
 
             for path in (value for value in (*given, *named.values()) if isinstance(value, pathlib.Path)):
                 pins.check_below(path)

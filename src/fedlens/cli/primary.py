@@ -27,11 +27,12 @@ def train(
     """Train a classifier on PUBLIC data only: nothing here is private. A tenth is held out to tell its accuracy."""
     import torch
 
-    from fedlens import data, trees
-    from fedlens.admission import check_public_images
     from fedlens.cli.data import owner_if_there
+    from fedlens.core import trees
+    from fedlens.media.images import reading as data
     from fedlens.models import primary
     from fedlens.models.classifier import ConvClassifier
+    from fedlens.owner.admission import check_public_images
 
     networks: dict[str, Callable[..., ConvClassifier]] = {"paper": ConvClassifier.paper, "small": ConvClassifier}
     if network not in networks:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedlens.runs import Watcher
+    from fedlens.runs.run import Watcher
 
 
 @contextlib.contextmanager

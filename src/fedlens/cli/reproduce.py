@@ -13,7 +13,7 @@ import typer
 from fedlens.cli.options import Device, Json, modelers, say
 
 if TYPE_CHECKING:
-    from fedlens.experiments import Row
+    from fedlens.experiments.trials import Row
 
 reproduce_app = typer.Typer(no_args_is_help=True, help="Make the results of docs/results again, on data you may see.")
 
@@ -39,7 +39,8 @@ def sensitivity(
     as_json: Json = False,
 ) -> None:
     """How small may epsilon be, and how rare a bug? Needs FEDLENS_DATA with MNIST by writer, and best a GPU."""
-    from fedlens import experiments, files
+    from fedlens.core import files
+    from fedlens.experiments import trials as experiments
 
     chosen = experiments.rows(names)
     if train:
@@ -63,7 +64,9 @@ def text(
     as_json: Json = False,
 ) -> None:
     """How rare may a bug of the tokenizer be? Needs FEDLENS_DATA with the speakers and the chat, best a GPU."""
-    from fedlens import experiments, files, text_experiments
+    from fedlens.core import files
+    from fedlens.experiments import text as text_experiments
+    from fedlens.experiments import trials as experiments
 
     data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text_experiments.SPEAKERS
     if not data.exists():
@@ -92,8 +95,8 @@ def text(
 def _train(
     chosen: "Sequence[Row]", out: pathlib.Path, together: int, minutes: float | None, device: str | None
 ) -> None:
-    from fedlens import experiments
-    from fedlens.runs import default_device
+    from fedlens.experiments import trials as experiments
+    from fedlens.runs.run import default_device
 
     until = time.time() + 60 * minutes if minutes else float("inf")
     where = device or default_device()
@@ -101,7 +104,7 @@ def _train(
 
 
 def _tell(results: list[dict[str, Any]], told: str, out: pathlib.Path, as_json: bool) -> None:
-    from fedlens import files
+    from fedlens.core import files
 
     files.write(out / "results.json", json.dumps(results, indent=1))
     files.write(out / "table.md", told)

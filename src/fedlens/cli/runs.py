@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens import files, pins
 from fedlens.cli.data import owner_if_there
 from fedlens.cli.headers import vouched
 from fedlens.cli.ledger import book_if_there
@@ -31,11 +30,13 @@ from fedlens.cli.options import (
     say,
 )
 from fedlens.cli.progress import progress
+from fedlens.core import files, pins
 
 if TYPE_CHECKING:
-    from fedlens.inspection import Finding, Report, Trained
-    from fedlens.recipes import Recipe
-    from fedlens.runs import Run
+    from fedlens.media.opening import Trained
+    from fedlens.recipes.recipe import Recipe
+    from fedlens.report.report import Finding, Report
+    from fedlens.runs.run import Run
 
 runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
@@ -61,7 +62,7 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Find a planted bug on data that is already on this machine, in about a minute."""
-    from fedlens.recipes import Recipe
+    from fedlens.recipes.recipe import Recipe
 
     without = {  # the bug it is another demonstration, with a budget of its own: the data are public
         "images": ["data.bug.fraction=0", "data.name=digits-without-bug"],
@@ -69,7 +70,7 @@ def demo(
     }
     if what not in without:
         raise ValueError(f"Expected one of {', '.join(without)} to demonstrate, got {what!r}.")
-    text = importlib.resources.files("fedlens").joinpath("recipe_files", f"demo_{what}.toml").read_text()
+    text = importlib.resources.files("fedlens.recipes").joinpath("files", f"demo_{what}.toml").read_text()
     recipe = Recipe.parsed(text, [] if bug else without[what])
     _demo_budget(recipe, ledger_at(ledger, str(out / "ledger.sqlite")), simulate)
     _execute(_created(recipe, out, ledger, simulate, device), as_json)
@@ -94,7 +95,8 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented recipe to start from."""
-    from fedlens import files, templates
+    from fedlens.core import files
+    from fedlens.recipes import templates
 
     owner = owner_if_there(ledger)
     known = owner.known(data) if owner else None
@@ -128,8 +130,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """State what a recipe will cost and promise, without touching any data."""
-    from fedlens import admission, planning
-    from fedlens.recipes import Recipe
+    from fedlens.owner import admission
+    from fedlens.recipes.recipe import Recipe
+    from fedlens.runs import planning
 
     parsed = Recipe.open(recipe, sets or [])
     if target_eps is not None:
@@ -171,8 +174,8 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train the models of a recipe and write the report. Ctrl-C is safe: go on later with --resume."""
-    from fedlens.recipes import Recipe
-    from fedlens.runs import Run
+    from fedlens.recipes.recipe import Recipe
+    from fedlens.runs.run import Run
 
     if (recipe is None) == (resume is None):
         raise ValueError("Expected a recipe, or --resume with a run folder.")
@@ -211,9 +214,11 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
-    from fedlens.inspection import Model, contrast, contrast_texts
+    from fedlens.media.images.contrast import contrast
+    from fedlens.media.images.samples import Model
+    from fedlens.media.text.contrast import contrast_texts
     from fedlens.models.primary import open_primary
-    from fedlens.run_reports import marked
+    from fedlens.runs.reporting import marked
 
     if model is None and (channels_last or values != PIXELS):
         raise ValueError("Expected --model with --values or --channels-last: they say what that model expects.")
@@ -249,9 +254,11 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
-    from fedlens.inspection import Model, Samples, contrast, contrast_texts
-    from fedlens.inspection.report import printable
-    from fedlens.run_reports import marked
+    from fedlens.media.images.contrast import contrast
+    from fedlens.media.images.samples import Model, Samples
+    from fedlens.media.text.contrast import contrast_texts
+    from fedlens.report.report import printable
+    from fedlens.runs.reporting import marked
 
     if (folder / "report.json").exists():
         found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
@@ -284,9 +291,10 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Draw synthetic images or text from a model: a file that carries its guarantee, and one to look at. Free."""
-    from fedlens import files
-    from fedlens.inspection import TextModel, Texts, pictures
-    from fedlens.inspection.wordings import listed
+    from fedlens.core import files
+    from fedlens.media.text.samples import TextModel, Texts
+    from fedlens.media.text.wordings import listed
+    from fedlens.report import pictures
 
     model, voucher = _model(folder), vouched(ledger, [folder])
     if beams is None:
@@ -317,10 +325,10 @@ def sample(
 def _created(
     recipe: "Recipe", out: pathlib.Path, ledger: str | None, seed: int | None, device: str | None, why: str = ""
 ) -> "Run":
-    from fedlens import planning
-    from fedlens.curator import PrivacySpentError
+    from fedlens.curators.protocol import PrivacySpentError
     from fedlens.ledger import Ledger
-    from fedlens.runs import Run, default_device
+    from fedlens.runs import planning
+    from fedlens.runs.run import Run, default_device
 
     address = ledger_at(ledger, str(out / "ledger.sqlite"))
     for warning in recipe.warnings:
@@ -367,10 +375,10 @@ def _execute(started: "Run", as_json: bool) -> None:
 
 def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:
     """What a report.json says, with a word if no ledger confirms it; refuses one that says less than its models."""
-    from fedlens.inspection.report import printable
     from fedlens.ledger import guarantee
     from fedlens.privacy import Guarantee
     from fedlens.privacy.guarantee import UNVERIFIED
+    from fedlens.report.report import printable
 
     answer = files.json_in(folder / "report.json")
     alone = (folder / "model.safetensors").exists()
@@ -402,7 +410,7 @@ def _print(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
 
 
 def _findings(folder: pathlib.Path) -> "list[Finding]":
-    from fedlens.inspection import Finding
+    from fedlens.report.report import Finding
 
     try:
         with files.damage(f"Expected a whole report.json in {folder}; it is damaged."):
@@ -418,7 +426,7 @@ def _findings(folder: pathlib.Path) -> "list[Finding]":
 
 
 def _model(folder: pathlib.Path) -> "Trained":
-    from fedlens.inspection import opened
+    from fedlens.media.opening import opened
 
     if not (folder / "model.safetensors").exists():
         hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""

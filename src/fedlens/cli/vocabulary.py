@@ -44,9 +44,9 @@ def count(
     as_json: Json = False,
 ) -> None:
     """List the most frequent words of PUBLIC text. Nothing protects what is counted: use learn for private text."""
-    from fedlens import vocabularies
-    from fedlens.admission import check_public_text
     from fedlens.cli.data import owner_if_there
+    from fedlens.owner.admission import check_public_text
+    from fedlens.runs import vocabularies
 
     if owner := owner_if_there(ledger):
         check_public_text(text, owner)
@@ -87,9 +87,10 @@ def learn(
 
     An interruption costs what was charged by then, and gives no list.
     """
-    from fedlens import runs, vocabularies
     from fedlens.ledger import Ledger
-    from fedlens.owner import Owner
+    from fedlens.owner.folder import Owner
+    from fedlens.runs import run as runs
+    from fedlens.runs import vocabularies
 
     asked = vocabularies.Learning(
         data=data,

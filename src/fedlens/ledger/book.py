@@ -19,8 +19,8 @@ from typing import Any, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedlens import pins
-from fedlens.curator import PrivacySpentError
+from fedlens.core import pins
+from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import chain, keys
 from fedlens.ledger.allowance import Allowance, Owed
 from fedlens.ledger.budgets import Budget, Standing

@@ -9,9 +9,9 @@ from typing import ClassVar, Protocol
 import torch
 import torch.nn.functional as F
 
-from fedlens import files, tensorfiles, trees
+from fedlens.core import files, tensorfiles, trees
+from fedlens.core.trees import Tree
 from fedlens.models.sizes import MOST_LAYERS, check_sizes, fitting
-from fedlens.trees import Tree
 
 Answer = Callable[[Tree, torch.Tensor], torch.Tensor]
 

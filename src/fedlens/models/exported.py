@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedlens import files
+from fedlens.core import files
 from fedlens.models import operations
 from fedlens.models.archives import Members
 from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts

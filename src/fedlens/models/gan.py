@@ -13,8 +13,8 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fedlens.core.trees import Tree
 from fedlens.models.sizes import check_sizes, fitting
-from fedlens.trees import Tree
 
 LEAK = 0.01
 _aten = torch.ops.aten

@@ -11,9 +11,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from fedlens import files
+from fedlens.core import files
+from fedlens.core.trees import Tree
 from fedlens.models.sizes import MOST_LAYERS, MOST_SIZE, check_sizes, fitting
-from fedlens.trees import Tree
 
 State = tuple[torch.Tensor, torch.Tensor]  # cells [layers, rows, units], and what they show [layers, rows, shown]
 _AT_ONCE = {"cpu": 2**20, "cuda": 2**27}  # scores held at a time: on a CPU they should stay in its cache

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fedlens.words import PADDING, SPELLING_END, SPELLING_START, SPELLING_SYMBOLS
+from fedlens.models.words import PADDING, SPELLING_END, SPELLING_START, SPELLING_SYMBOLS
 
 BEYOND, _BEYOND_BYTE = "\ufffd", b"\xff"  # the sign of a byte beyond ASCII, and such a byte
 SIGNS = "abcdefghijklmnopqrstuvwxyz '-.,?!@<>_/0A*" + BEYOND

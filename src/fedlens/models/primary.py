@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedlens import files
+from fedlens.core import files
+from fedlens.core.trees import Tree
 from fedlens.models import archives, exported, torchscript
 from fedlens.models.archives import Members
 from fedlens.models.classifier import ConvClassifier, Primary, slice_rows
 from fedlens.models.operations import ProgramError
-from fedlens.trees import Tree
 
 Module = Callable[[torch.Tensor], Any]
 

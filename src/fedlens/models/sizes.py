@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from fedlens import files
-from fedlens.trees import Tree
+from fedlens.core import files
+from fedlens.core.trees import Tree
 
 MOST_SIZE = 2**20  # of a layer, of an alphabet, of an image's side: none here comes near it
 MOST_LAYERS = 64

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import torch
 
-from fedlens import trees
-from fedlens.trees import Tree
+from fedlens.core import trees
+from fedlens.core.trees import Tree
 
 
 class Bound(Protocol):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedlens import files
+from fedlens.core import files
 from fedlens.privacy.bounds import L2Clip
 from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, _name_of, check_promise, read_back
 from fedlens.privacy.sampling import Balanced, Everyone

@@ -10,7 +10,7 @@ import json
 import math
 from typing import Any
 
-from fedlens import files
+from fedlens.core import files
 from fedlens.privacy.bounds import L2Clip, RowClip, TopKSign, UpdateAndBit
 from fedlens.privacy.losses import Loss
 from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fedlens.core.randomness import Randomness
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian, Loss, SampledGaussian
-from fedlens.randomness import Randomness
 
 
 class Sampling(Protocol):

@@ -1,0 +1,1 @@
+"""What data can be of: a medium is a folder here."""

@@ -1,0 +1,1 @@
+"""Images: what is asked of them, what is drawn, and what is found."""

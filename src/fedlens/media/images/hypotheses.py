@@ -1,0 +1,189 @@
+"""Which known bug explains the difference between two sets of samples, and which would be missed?
+
+A hypothesis is a transform. Applied to the healthy side's samples, the true one brings them closest to the suspicious
+side's. Two models of the same data differ too, by noise and by seed, but no transform explains that away: what is named
+must explain a share of the difference that pairs without a bug do not reach.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fedlens.media.images import measures
+from fedlens.media.images.faults import TRANSFORMS, Transform, named
+
+# A transform is named when it explains away at least this share of the distance. Chosen on models of public images
+# (digits of the test writers, Fashion-MNIST's test images): see docs/results/images.md.
+NAMED = 0.25
+SPECKLE = 0.5  # for additive noise: private models differ by how much of it they draw, without any bug
+SHARES = tuple(share / 20 for share in range(1, 21))
+COARSE = 7  # places a side
+
+
+def pixels(images: torch.Tensor) -> torch.Tensor:
+    return images.flatten(1)
+
+
+def coarse(images: torch.Tensor) -> torch.Tensor:
+    """Light and dark by region: what survives in a noisy model's samples."""
+    return F.adaptive_avg_pool2d(images, min(COARSE, images.shape[-1] // 2)).flatten(1)
+
+
+VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (pixels, coarse, measures.random_features)
+
+
+def ranked(
+    left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(TRANSFORMS)
+) -> tuple[dict[str, Any], ...]:
+    """All hypotheses, the closest first; "none of these" competes like any other.
+
+    A distance is the geometric mean of energy distances in three views; a score the share of it that is explained.
+    """
+    seen = _seen(left)
+    nothing = _distance(seen, _seen(right))
+    rows = [{"kind": "none", "summary": "none of these", "distance": nothing, "score": 0.0}]
+    for kind, transform in _of_images(kinds):
+        changed = _changed(transform, right)
+        distance = math.inf if changed is None else _distance(seen, _seen(changed))
+        score = round(max(1 - distance / nothing, -999.0), 4)
+        rows.append({"kind": kind, "summary": transform.summary, "distance": distance, "score": score})
+    return in_order(rows)
+
+
+def _of_images(kinds: Sequence[str]) -> list[tuple[str, Transform]]:
+    found = [(kind, named(kind)) for kind in dict.fromkeys(kinds)]
+    return [(kind, transform) for kind, transform in found if transform.images is not None]
+
+
+def _changed(transform: Transform, images: torch.Tensor) -> torch.Tensor | None:
+    """What the transform makes of a copy; None if it fails, or gives back what are no images of this size."""
+    try:
+        with contextlib.redirect_stdout(None):
+            changed = transform.images(images.clone()) if transform.images else None
+    except Exception:
+        return None
+    if not isinstance(changed, torch.Tensor) or changed.shape != images.shape or not changed.is_floating_point():
+        return None
+    return changed.detach().clamp(-1, 1) if changed.isfinite().all() else None
+
+
+def in_order(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """The closest first, and whether it is close enough to be named."""
+    ordered = sorted(rows, key=lambda row: row["distance"])
+    return tuple(row | {"named": row is ordered[0] and row["score"] >= least(row["kind"])} for row in ordered)
+
+
+def least(kind: str) -> float:
+    """The share of the difference that this bug must explain to be named."""
+    return SPECKLE if kind == "noisy" else NAMED
+
+
+def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing: float) -> list[dict[str, Any]]:
+    """Hypotheses about labels, from (classes to draw, classes the primary model sees) of conditional samples.
+
+    A bug in the labels leaves the images alone. It shows where the primary model agrees with the changed labels on the
+    suspicious side, while it agrees with the plain ones on the healthy side.
+    """
+    rows = []
+    for kind, transform in TRANSFORMS.items():
+        if transform.labels is None:
+            continue
+        classes = 1 + int(max(left[0].max(), right[0].max()))
+        plain, changed = (_agreed(labels, left[1]) for labels in (left[0], transform.labels(left[0], classes)))
+        trusted = _agreed(*right) > 2 / classes  # else the model never learnt what a label means
+        score = max(-1.0, 1 - (1 - changed) / max(1 - plain, 1e-6)) if trusted else 0.0
+        distance = nothing * (1 - score)
+        rows.append({"kind": kind, "summary": transform.summary, "distance": distance, "score": round(score, 4)})
+    return rows
+
+
+def _agreed(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one == other).float().mean())
+
+
+def missed(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(TRANSFORMS)) -> tuple[dict, ...]:
+    """For each bug, the smallest share of the left side's samples that must carry it to be explained by it, in percent.
+
+    Planted on the samples themselves, so that it costs nothing; None where no share suffices. Another bug may explain a
+    rare one's trace still better, so this is the least that is needed.
+    """
+    rows, seen_left, seen_right = [], _seen(left), _seen(right)
+    for kind, transform in _of_images(kinds):
+        changed = [_changed(transform, side) for side in (left, right)]
+        if changed[0] is not None and changed[1] is not None:
+            scores = _planted(seen_left, _seen(changed[0]), seen_right, _seen(changed[1]))
+            share = next((share for share, score in scores if score >= least(kind)), None)
+            rows.append({"kind": kind, "summary": transform.summary, "percent": share and round(100 * share)})
+    return tuple(rows)
+
+
+def _planted(*sides: Sequence["_Rows"]) -> list[tuple[float, float]]:
+    """(share, score) with the change on that share of the left side: of left, left changed, right, right changed.
+
+    Energy distances of mixtures are quadratic in the share.
+    """
+    views = list(zip(*sides, strict=True))
+    apart = [_means(*rows) for rows in views]
+    scores = []
+    for share in SHARES:
+        logs = [_mixed(share, rows, mean) for rows, mean in zip(views, apart, strict=True)]
+        scores.append((share, 1 - math.exp(sum(logs) / len(logs))))
+    return scores
+
+
+def _mixed(share: float, sides: tuple["_Rows", ...], mean: dict[tuple[int, int], float]) -> float:
+    """The logarithm of how far the mixture is from the changed right side, over how far from the plain one."""
+    plain, changed, right, changed_right = sides
+    rest = 1 - share
+    within = rest**2 * plain.within + 2 * share * rest * mean[0, 1] + share**2 * changed.within
+    far = [
+        max(0.0, 2 * (rest * mean[0, side] + share * mean[1, side]) - within - rows.within) + plain.floor
+        for side, rows in ((2, right), (3, changed_right))
+    ]
+    return math.log(far[1] / far[0])
+
+
+# Energy distances
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """Samples in one view, with the mean distance of two of them."""
+
+    rows: torch.Tensor
+    within: float
+
+    @property
+    def floor(self) -> float:
+        """About what chance alone makes of an energy distance of so many samples: less than that explains nothing."""
+        return 2 * self.within / len(self.rows) + 1e-9
+
+
+def _seen(images: torch.Tensor) -> list[_Rows]:
+    views = [view(images).float() for view in VIEWS]
+    return [_Rows(rows, _within(rows)) for rows in views]
+
+
+def _within(rows: torch.Tensor) -> float:
+    return float(torch.cdist(rows, rows).sum() / max(1, len(rows) * (len(rows) - 1)))
+
+
+def _means(*sides: _Rows) -> dict[tuple[int, int], float]:
+    pairs = (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)
+    return {(i, j): float(torch.cdist(sides[i].rows, sides[j].rows).mean()) for i, j in pairs}
+
+
+def energy_distance(left: _Rows, right: _Rows) -> float:
+    """Szekely's energy distance, with what chance alone would make of it added."""
+    apart = 2 * float(torch.cdist(left.rows, right.rows).mean()) - left.within - right.within
+    return max(0.0, apart) + left.floor
+
+
+def _distance(left: Sequence[_Rows], right: Sequence[_Rows]) -> float:
+    logs = [math.log(energy_distance(a, b)) for a, b in zip(left, right, strict=True)]
+    return math.exp(sum(logs) / len(logs))

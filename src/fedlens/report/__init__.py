@@ -1,0 +1,1 @@
+"""What a modeler reads: findings, numbers, charts and exhibits, as a page, as JSON and as text."""

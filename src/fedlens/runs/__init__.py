@@ -1,0 +1,1 @@
+"""A recipe, carried out: planned, run, resumed, reported."""

@@ -1,0 +1,403 @@
+"""What a recipe will cost, promise and take, before any data is touched; and what would fit where it does not."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from fedlens.algorithms import FedAvgGan
+from fedlens.core import trees
+from fedlens.core.trees import Tree
+from fedlens.curators.protocol import Contribute
+from fedlens.ledger import Ledger, Spending, Standing, guarantee
+from fedlens.ledger.allowance import Allowance
+from fedlens.ledger.spending import suffered
+from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
+from fedlens.privacy.losses import ExchangedGaussian, Gaussian
+from fedlens.recipes.recipe import Recipe
+
+Result = TypeVar("Result")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Alternative:
+    """A change of the recipe with which it would fit."""
+
+    text: str
+    sets: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.text}: {' '.join(f'--set {change}' for change in self.sets)}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Forecast:
+    recipe: Recipe
+    alone: Guarantee
+    joint: Guarantee
+    readings: dict[str, float]
+    noise_to_signal: float
+    seconds: float
+    standing: Standing | None  # of the population, before the run
+    after: Guarantee | None
+    runs_left: float | None  # like this one, before it
+    alternatives: tuple[Alternative, ...]
+    fits: bool = True
+    counted: float | None = None  # the epsilon after it as a filter counts it, where there is a budget
+    told: str = ""  # what decides, in words
+
+    def to_dict(self) -> dict[str, Any]:
+        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
+        return {
+            "guarantee": self.joint.to_dict(),
+            "epsilon_per_model": self.alone.to_dict()["epsilon"],
+            "readings": {name: plain(value) for name, value in self.readings.items()},
+            "thresholds": thresholds.to_dict() if thresholds else None,
+            "count": count.to_dict(),
+            "train": train.to_dict(),
+            "noise_to_signal": self.noise_to_signal,
+            "error_ratio": self.recipe.error_ratio,
+            "expected_seconds": round(self.seconds, 1),
+            "warnings": list(self.recipe.warnings),
+            "ledger": self.standing.to_dict() if self.standing else None,
+            "after": self.after.to_dict() if self.after else None,
+            "filter": None if self.counted is None else {"epsilon": plain(self.counted), "text": self.told},
+            "fits": self.fits,
+            "runs_left": self.runs_left,
+            "alternatives": [{"text": found.text, "set": list(found.sets)} for found in self.alternatives],
+        }
+
+    def text(self) -> str:
+        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
+        readings = ", ".join(f"{name} {rounded(value)}" for name, value in self.readings.items())
+        moved = "all correlated rounds together" if isinstance(train, MatrixPlan) else "a sum"
+        lines = [
+            self.joint.statement(),
+            f"{len(self.recipe.selections)} model(s), each: {self.alone.headline}",
+            f"{train.releases} rounds, noise multiplier {train.noise_multiplier:.4g} on the sum, {train.bound.text}",
+            f"one {train.unit} moves {moved} by at most {train.sensitivity:g} ({train.neighbours}); by {readings}",
+            f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
+            *([_learning(thresholds)] if thresholds else []),
+            *([_correlation(train, self.recipe.error_ratio)] if isinstance(train, MatrixPlan) else []),
+            f"noise to signal in one round: {self.noise_to_signal:.2f} (norm of the noise over the largest possible"
+            " mean update)",
+            f"expected time on this machine: {duration(self.seconds)}, plus the reading of the data",
+            *(f"warning: {warning}" for warning in self.recipe.warnings),
+            *self._ledger_lines(),
+        ]
+        return "\n".join(lines)
+
+    def _ledger_lines(self) -> list[str]:
+        name, standing = self.recipe.population, self.standing
+        if standing is None or self.after is None:
+            return [f"ledger: none yet; population {name!r} would be at epsilon {rounded(self.joint.epsilon)} after it"]
+        before = rounded(standing.promised.epsilon) if standing.promised else "0"
+        now = f"population {name!r} is at epsilon {before} and would be at {rounded(self.after.epsilon)}"
+        if standing.budget is None:
+            return [f"ledger: {now}; it has no budget (fedlens data register, ledger init)"]
+        lines = [f"ledger: {now}; budget {standing.budget.text}", *([self.told] if self.told else [])]
+        lines += [f"{self.runs_left:.1f} of a run like this is left"] if self.runs_left is not None else []
+        return lines if self.fits else [*lines, *refusal(self.alternatives)]
+
+
+def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
+    spendings = recipe.spendings()
+    if ledger and (counted := ledger.budget(recipe.population)):
+        for spending in spendings:
+            for plan in spending.plans:
+                counted.covers(plan)  # else it would be refused
+    kind = recipe.privacy.unit, recipe.privacy.neighbours
+    standing = ledger.standing(recipe.population, kind, recipe.privacy.delta) if ledger else None
+    state, before = (ledger.allowance(recipe.population), _before(recipe, ledger)) if ledger else (None, [])
+    delta = state.budget.delta if state else recipe.privacy.delta
+    fits = state is None or state.fits(spendings)
+    return Forecast(
+        recipe=recipe,
+        alone=recipe.guarantee(spendings[:1] + recipe.learning()),
+        joint=recipe.guarantee(spendings),
+        readings=readings(suffered([*spendings, *_earlier(recipe)], recipe.population), recipe.privacy.delta),
+        noise_to_signal=recipe.noise_to_signal,
+        seconds=expected_seconds(recipe),
+        standing=standing,
+        after=guarantee([*before, *spendings], delta) if standing else None,
+        runs_left=_runs_left(recipe, state) if state else None,
+        alternatives=() if fits or state is None else tuple(_alternatives(recipe, state)),
+        fits=fits,
+        counted=state.counted(spendings) if state else None,
+        told=state.told(spendings) if state else "",
+    )
+
+
+def _learning(plan: Plan) -> str:
+    spread = f"standard deviation {plan.stddev:g} {plan.unit}s in a bin"
+    return f"a noisy histogram of accuracies ({spread}), from which thresholds are learnt, is part of it"
+
+
+def _correlation(plan: MatrixPlan, ratio: float | None) -> str:
+    kind, size = plan.to_dict()["strategy"].values()
+    error = f"{ratio:.3g} times the error in running sums that independent noise would at this price"
+    return f"noise is correlated across rounds ({kind}, {size}) and leaves {error}; it is owed whole from the first"
+
+
+def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
+    """What would fit into what is left."""
+    state = ledger.allowance(recipe.population)
+    return _alternatives(recipe, state) if state else []
+
+
+def refusal(found: Sequence[Alternative]) -> list[str]:
+    """How a refused run ends."""
+    if not found:
+        return ["Nothing like it fits into what is left of the budget."]
+    return ["It would fit with", *(f"  {alternative}" for alternative in found)]
+
+
+def _earlier(recipe: Recipe) -> list[Spending]:
+    """What was paid for the vocabulary, by the users of this recipe: those it was learnt from may be the same."""
+    return [
+        dataclasses.replace(found, account=dataclasses.replace(found.account, population=recipe.population))
+        for found in recipe.earlier
+    ]
+
+
+def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
+    """All valid readings of the same releases, the tightest first; a Renyi bound exists for some samplers only."""
+    exact = all(isinstance(loss, Gaussian) for loss in losses)
+    found = {"exact Gaussian" if exact else "PLD": accounting.epsilon_of(losses, delta)}
+    if all(loss.multiplier > 0 for loss in losses):
+        try:
+            found["RDP, improved conversion"] = rdp.epsilon(losses, delta, rdp.improved)
+            found["RDP, classic conversion"] = rdp.epsilon(losses, delta, rdp.classic)
+        except ValueError:
+            pass  # capped cohorts and replaced units: PLD only
+    return found
+
+
+def expected_seconds(recipe: Recipe) -> float:
+    """From what made-up users take here and now, one alone or, where that is quick, sixteen side by side."""
+    one_step = recipe.algorithm()
+    if isinstance(one_step, FedAvgGan):
+        one_step = dataclasses.replace(one_step, generator_steps=1)  # of a round's, which are all alike
+    clock, cores = _Stopwatch(recipe), torch.get_num_threads()
+    torch.set_num_threads(1)  # as the engine does: every core has users of its own
+    try:
+        for _ in one_step.run(clock, one_step.start()):
+            pass
+        return clock.seconds_a_round(cores) * recipe.privacy.rounds * len(recipe.selections)
+    finally:
+        torch.set_num_threads(cores)
+
+
+class _Stopwatch:
+    """Stands at the door for two rounds, measures made-up users, and answers with zeros."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe, self._unit_seconds = recipe, math.inf
+        self._opened: list[float] = []
+        self.remaining = 2
+
+    def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
+        text, side = self._recipe.text, self._recipe.side
+        width = self._recipe.algorithm().examples_per_unit
+        example = torch.zeros(text.width + 2) if text else torch.zeros(1, side, side)
+        unit = {"x": example.byte().expand(width, *example.shape), "mask": torch.ones(width)}
+        if self._recipe.model.classes:
+            unit["y"] = torch.zeros(width, dtype=torch.long)
+        with torch.no_grad():
+            seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
+            if seconds < 0.03:
+                many = {name: leaf.expand(16, *leaf.shape) for name, leaf in unit.items()}
+                together, _ = _timed(lambda: torch.func.vmap(contribute, (None, 0, 0))(message, many, {}))
+                seconds = min(seconds, together / 16)
+        self._unit_seconds = min(self._unit_seconds, seconds)
+        self.remaining -= 1
+        self._opened.append(time.perf_counter())
+        return trees.zeros(update)
+
+    def seconds_a_round(self, cores: int) -> float:
+        """The users' part, and the server's: it lies between the last answer and now."""
+        server = time.perf_counter() - self._opened[-1]
+        users = self._unit_seconds * self._recipe.plans[1].expected_contributors / cores
+        return users + server * (1 if self._recipe.text else self._recipe.training.generator_steps)
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"about {seconds / size:.0f} {unit}"
+    return f"about {max(1, round(seconds))} seconds"
+
+
+def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
+    """The cost of every combination; `axes` reads rounds=20,50,users=100,200 with names of [privacy].
+
+    >>> _axes("rounds=20,50,users=100")
+    {'rounds': ['20', '50'], 'users': ['100']}
+    """
+    named = _axes(axes)
+    cells = []
+    for values in itertools.product(*named.values()):
+        point = dict(zip(named, values, strict=True))
+        variant = recipe.changed([f"privacy.{name}={value}" for name, value in point.items()])
+        train = variant.plans[1]
+        cost = variant.guarantee(variant.spendings())
+        cells.append(
+            {name: _number(value) for name, value in point.items()}
+            | {
+                "epsilon": cost.to_dict()["epsilon"],
+                "noise_multiplier": train.noise_multiplier,
+                "noise_to_signal": variant.noise_to_signal,
+            }
+        )
+    return cells
+
+
+def published(paper: str, recipe: Recipe) -> dict[str, Any]:
+    """The epsilon a paper's own method would print for this recipe's training. NOT a guarantee of anything."""
+    methods: dict[str, tuple[str, Callable[[Plan, float], float]]] = {
+        "augenstein2020": ("Wang et al. 2019 for samples of a fixed size, with half the true sensitivity", _fixed_size),
+        "wang2021": ("Renyi bound of Gaussians without sampling, classic conversion", _plain_gaussian),
+    }
+    if paper not in methods:
+        raise ValueError(f"Expected one of {', '.join(methods)} to reproduce, got {paper!r}.")
+    train, (method, value) = recipe.plans[1], methods[paper]
+    if isinstance(train, MatrixPlan):
+        raise ValueError("Expected a recipe without [privacy.correlated]: no paper's own method prices such noise.")
+    return {
+        "paper": paper,
+        "epsilon": plain(value(train, recipe.privacy.delta) if train.noise_multiplier else math.inf),
+        "delta": recipe.privacy.delta,
+        "method": method,
+        "compliant": False,
+        "valid_epsilon": plain(accounting.epsilon([train], recipe.privacy.delta)),
+    }
+
+
+def _fixed_size(train: Plan, delta: float) -> float:
+    size = round(train.expected_contributors)
+    population = getattr(train.sampling, "population", size)
+    loss = ExchangedGaussian(multiplier=train.noise_multiplier, size=size, population=population)
+    return rdp.epsilon({loss: train.releases}, delta, rdp.classic, rdp.WHOLE_ORDERS)
+
+
+def _plain_gaussian(train: Plan, delta: float) -> float:
+    loss = Gaussian(multiplier=train.noise_multiplier / 2)
+    return rdp.epsilon({loss: train.releases}, delta, rdp.classic, rdp.WHOLE_ORDERS)
+
+
+def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
+    found = ledger.spendings(recipe.population, reserved=True, budget=ledger.budget(recipe.population))
+    return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
+
+
+def _fits(recipe: Recipe, train: Promise, state: Allowance) -> bool:
+    return state.fits(recipe.spendings(train=train), quick=True)
+
+
+def _runs_left(recipe: Recipe, state: Allowance) -> float:
+    """How many runs like this would still fit; whole ones where rounds are not paid for one by one."""
+    train = recipe.plans[1]
+    one = train.priced_as if isinstance(train, MatrixPlan) else train
+    return _rounds_left(recipe, one, state) / one.releases
+
+
+def _rounds_left(recipe: Recipe, train: Plan, state: Allowance) -> int:
+    """How many rounds like these would still fit, over as many runs as they need."""
+
+    def fits(rounds: int) -> bool:
+        return _fits(recipe, dataclasses.replace(train, releases=rounds), state)
+
+    return _last(fits, 100 * train.releases)
+
+
+def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
+    train = recipe.plans[1]
+    candidates: list[tuple[str, Promise, list[str]]] = []
+    if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, state))):
+        fewer = dataclasses.replace(train, releases=rounds)
+        candidates.append((f"{rounds} rounds instead of {train.releases}, same noise", fewer, [f"rounds={rounds}"]))
+    percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100)
+    if percent:
+        noisier = _noisier(train, 100 / percent)
+        told = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
+        candidates.append((f"{told}, same rounds", noisier, []))
+    if isinstance(train, Plan) and isinstance(sampling := train.sampling, Poisson):
+        share = _last(lambda p: _fits(recipe, _thinner(train, sampling, p / 100), state), 99)
+        if share:
+            thinner = _thinner(train, sampling, share / 100)
+            told = f"{thinner.expected_contributors:.0f} users a round instead of {train.expected_contributors:.0f}"
+            candidates.append((f"{told}, same noise", thinner, [f"rate={sampling.rate * share / 100:.6g}"]))
+    found = [_worded(recipe, *candidate) for candidate in candidates]
+    return [alternative for alternative in found if _holds(recipe, alternative, state)]
+
+
+def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alternative:
+    """Says the noise as the recipe does: by the epsilon it is calibrated to (rounded down), or by itself."""
+    cost = guarantee(recipe.spendings(train=train), recipe.privacy.delta).epsilon
+    by_epsilon = recipe.privacy.epsilon is not None
+    noise = (
+        f"epsilon={math.floor(cost * 1000) / 1000:g}"
+        if by_epsilon
+        else f"noise_multiplier={train.noise_multiplier:.6g}"
+    )
+    text = f"{text} (epsilon {rounded(cost)})"
+    return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
+
+
+def _holds(recipe: Recipe, found: Alternative, state: Allowance) -> bool:
+    """Whether the recipe changed like this really fits; rounding, or the head count's own cost, may be in the way."""
+    try:
+        variant = recipe.changed(found.sets)
+        return state.fits(variant.spendings())
+    except ValueError:
+        return False
+
+
+def _noisier(train: Promise, factor: float) -> Promise:
+    return dataclasses.replace(train, noise_multiplier=train.noise_multiplier * factor)
+
+
+def _thinner(train: Plan, sampling: Poisson, share: float) -> Plan:
+    return dataclasses.replace(
+        train,
+        sampling=dataclasses.replace(sampling, rate=sampling.rate * share),
+        expected_contributors=train.expected_contributors * share,
+    )
+
+
+def _last(holds: Callable[[int], bool], high: int) -> int:
+    """The largest number up to `high` for which it still holds; 0 for none. What holds for one holds for less."""
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle - 1)
+    return low
+
+
+def _axes(text: str) -> dict[str, list[str]]:
+    named: dict[str, list[str]] = {}
+    for piece in text.split(","):
+        name, found, value = piece.rpartition("=")
+        if found:
+            named[name.strip()] = []
+        if not named or not value.strip():
+            raise ValueError(f"Expected --sweep rounds=20,50,users=100,200, got {text!r}.")
+        named[list(named)[-1]].append(value.strip())
+    return named
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text) if not text.isdecimal() else int(text)
+    except ValueError:
+        return text
+
+
+def _timed(work: Callable[[], Result]) -> tuple[float, Result]:
+    start = time.perf_counter()
+    result = work()
+    return time.perf_counter() - start, result
