@@ -11,10 +11,10 @@ from test_chain import rebuilt, rows
 from test_cli import answer, fedlens, written
 from test_ledger import raw, unguarded
 
-from fedlens.media import opening as inspection
 from fedlens.core import tensorfiles
 from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger
+from fedlens.media import opening as inspection
 from fedlens.privacy.guarantee import UNVERIFIED
 
 PAIR = toy_recipes.PAIR.replace("rounds = 4", "rounds = 2")

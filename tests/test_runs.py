@@ -1124,7 +1124,7 @@ def test_more_users_than_the_recipe_says_cost_nothing_and_are_not_counted(tmp_pa
 
 
 def test_every_number_of_a_simulated_run_says_so(tmp_path):
-    run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=1", recipe=QUANTILES, seed=1)
+    run = created(tmp_path, "privacy.rounds=1", "privacy.count_noise=1.0", recipe=QUANTILES, seed=1)
     run.executed(quiet)
     found = [
         path for path in run.folder.rglob("*.json*") if path.name in ("count.json", "thresholds.json", "metrics.jsonl")

@@ -12,9 +12,9 @@ from command_line import fedlens, interrupted, ran, run_folder
 from toy_recipes import TINY
 from toy_texts import KNOWN, PAIR, by_hand, learnt, price, written
 
-from fedlens.media import opening as inspection
 from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger, guarantee
+from fedlens.media import opening as inspection
 from fedlens.media.images.samples import Model
 from fedlens.media.text.samples import TextModel, Texts
 from fedlens.models import words
