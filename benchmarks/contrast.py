@@ -6,6 +6,8 @@
 Targets: under 60 s on an H200, under 15 minutes on two cores. One line of JSON.
 """
 
+import fedlens  # noqa: F401, I001  before torch, whose threads then sleep while they wait
+
 import argparse
 import json
 import os
@@ -48,7 +50,7 @@ def main() -> None:
         report = run.executed(watch)
         whole = time.perf_counter() - started
     training = sum(first[f"{name} done"] - first[name] for name in recipe.selections)
-    weights = sum(leaf.numel() for leaf in recipe.gan().critic.init(0).values())
+    weights = recipe.medium.weights(recipe)
     print(
         json.dumps(
             {

@@ -11,6 +11,8 @@ Timings alternate between the three; the table shows medians. Peak memory is tha
 (for the paper's networks with at most 30 users: it does not grow with them), of the round on a GPU.
 """
 
+import fedlens  # noqa: F401, I001  before torch, whose threads then sleep while they wait
+
 import argparse
 import json
 import pathlib

@@ -41,7 +41,7 @@ def work(name: str, first: int, inputs: int, folder: pathlib.Path, room: int) ->
             escapes[f"{outcome.escaped} (input {seed})" if not escapes[outcome.escaped] else outcome.escaped] += 1
         if outcome.seconds > slowest:
             slowest, where = outcome.seconds, seed
-    told = {
+    outcomes = {
         "accepted": accepted,
         "slowest": slowest,
         "where": where,
@@ -49,7 +49,7 @@ def work(name: str, first: int, inputs: int, folder: pathlib.Path, room: int) ->
         "peak": _peak(),
         "start": start,
     }
-    print(json.dumps(told))
+    print(json.dumps(outcomes))
 
 
 def _peak() -> float:
@@ -67,12 +67,12 @@ def measured(name: str, first: int, inputs: int) -> dict:
             command += ["--first", str(done), "--worker", folder]
             ran = subprocess.run(command, capture_output=True, text=True)
             if ran.returncode == 0:
-                told = json.loads(ran.stdout.splitlines()[-1])
-                total["accepted"] += told["accepted"]
-                total["peak"], total["start"] = max(total["peak"], told["peak"]), told["start"]
-                if told["slowest"] > total["slowest"]:
-                    total["slowest"], total["where"] = told["slowest"], told["where"]
-                total["escapes"] |= told["escapes"]
+                part = json.loads(ran.stdout.splitlines()[-1])
+                total["accepted"] += part["accepted"]
+                total["peak"], total["start"] = max(total["peak"], part["peak"]), part["start"]
+                if part["slowest"] > total["slowest"]:
+                    total["slowest"], total["where"] = part["slowest"], part["where"]
+                total["escapes"] |= part["escapes"]
                 break
             note = pathlib.Path(folder) / "next"
             if not note.exists():
@@ -99,15 +99,15 @@ def main() -> None:
     print("|---|---:|---:|---:|---:|---:|---:|", flush=True)
     bad = 0
     for name in asked.names or TARGETS:
-        told = measured(name, asked.first, asked.inputs)
-        escapes = sum(told["escapes"].values())
-        refused = told["inputs"] - told["accepted"] - escapes
-        peak, slowest = f"{told['peak']:.0f} ({told['start']:.0f})", f"{told['slowest']:.2f} ({told['where']})"
-        row = (name, f"{told['inputs']:,}", f"{told['accepted']:,}", f"{refused:,}", escapes, peak, slowest)
+        total = measured(name, asked.first, asked.inputs)
+        escapes = sum(total["escapes"].values())
+        refused = total["inputs"] - total["accepted"] - escapes
+        peak, slowest = f"{total['peak']:.0f} ({total['start']:.0f})", f"{total['slowest']:.2f} ({total['where']})"
+        row = (name, f"{total['inputs']:,}", f"{total['accepted']:,}", f"{refused:,}", escapes, peak, slowest)
         print(f"| {' | '.join(map(str, row))} |", flush=True)
-        for escape, count in told["escapes"].items():
+        for escape, count in total["escapes"].items():
             print(f"  {count} x {escape}", file=sys.stderr, flush=True)
-        bad += escapes or told["slowest"] > SECONDS or told["peak"] > MEGABYTES
+        bad += escapes or total["slowest"] > SECONDS or total["peak"] > MEGABYTES
     sys.exit(bad > 0)
 
 

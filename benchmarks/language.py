@@ -12,6 +12,8 @@ are printed, one JSON line per row. The floor is the arithmetic of one user's gr
 rate of one large matrix product on all cores.
 """
 
+import fedlens  # noqa: F401, I001  before torch, whose threads then sleep while they wait
+
 import argparse
 import concurrent.futures
 import json

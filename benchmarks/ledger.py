@@ -34,8 +34,9 @@ import torch
 
 from fedlens.core.randomness import Randomness
 from fedlens.core.trees import Tree
+from fedlens.curators.engine import Engine
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Budget, Entry, Item, Ledger
 from fedlens.ledger.storage import COLUMNS
@@ -59,10 +60,10 @@ by = "everyone"
 noise_multiplier = 3.0
 delta = 1e-5
 rounds = 25
-users = 30
+units = 30
 population = 40
 clip = 0.1
-minimum_users = 5
+minimum_units = 5
 [model]
 critic_widths = [4]
 generator_latent = 4
@@ -125,15 +126,15 @@ def race(address: str, processes: int = 16, tries: int = 3, left: int = 7) -> di
     ]
     for process in racers:
         process.start()
-    told = [answer.recv() if answer.poll(180) else (0, ["no answer"]) for answer, _ in ends]
+    outcomes = [answer.recv() if answer.poll(180) else (0, ["no answer"]) for answer, _ in ends]
     for process in racers:
         process.join(60)
     promised = ledger.standing("users", KIND).promised
     return {
-        "granted": sum(granted for granted, _ in told),
+        "granted": sum(granted for granted, _ in outcomes),
         "allowed": left,
         "asked": processes * tries,
-        "errors": [error for _, errors in told for error in errors],
+        "errors": [error for _, errors in outcomes for error in errors],
         "epsilon": promised.epsilon if promised else 0.0,
         "budget": budget,
         "problems": ledger.verify(),
@@ -197,11 +198,11 @@ def victim(address: str, folder: pathlib.Path, run: str, releases: int) -> None:
 
 def answers(path: pathlib.Path) -> dict[int, list[str]]:
     """All answers that were seen outside, by release."""
-    found: dict[int, list[str]] = {}
+    by_release: dict[int, list[str]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         release, answer = line.split()
-        found.setdefault(int(release), []).append(answer)
-    return found
+        by_release.setdefault(int(release), []).append(answer)
+    return by_release
 
 
 def guarded(target: Callable[..., None], errors: str, *arguments: Any) -> None:
@@ -223,8 +224,8 @@ class Killer:
 
     def once(self, target: Callable[..., None], *arguments: Any, spare: bool = False) -> bool:
         """Whether it came to its end, unkilled."""
-        told = self._folder / f"{id(self)}-{next(self._numbers)}.error"
-        process = self._context.Process(target=guarded, args=(target, str(told), *arguments))
+        errors = self._folder / f"{id(self)}-{next(self._numbers)}.error"
+        process = self._context.Process(target=guarded, args=(target, str(errors), *arguments))
         process.start()
         process.join(120 if spare else self._random.uniform(0, self._seconds))
         if process.is_alive():
@@ -232,8 +233,8 @@ class Killer:
             self.kills += 1
             process.join()
             return False
-        if told.exists():
-            self.errors.append(told.read_text())
+        if errors.exists():
+            self.errors.append(errors.read_text())
         self.finished += process.exitcode == 0
         return process.exitcode == 0
 
@@ -267,9 +268,9 @@ def survived(address: str, folder: pathlib.Path, kills: int = 200, lanes: int = 
     undercounts, toll.answers, toll.booked = compared(address, folder)
     toll.undercounts += undercounts
     for path in folder.glob("*.answers"):
-        for found in answers(path).values():
-            toll.repeated += len(found) > 1
-            toll.differing += len(set(found)) > 1
+        for given in answers(path).values():
+            toll.repeated += len(given) > 1
+            toll.differing += len(set(given)) > 1
     toll.verified += 1
     toll.problems += Ledger(address).verify()
     return toll
@@ -295,7 +296,7 @@ def whole_run(address: str, out: pathlib.Path) -> None:
         run = runs.Run.opened(started[0])
     else:
         run = runs.Run.created(Recipe.parsed(RECIPE), out, address=address, seed=None, device="cpu")
-    run.executed(lambda *told: None)
+    run.executed(lambda *progress: None)
 
 
 def runs_survived(address: str, folder: pathlib.Path, kills: int = 24, lanes: int = 2) -> Toll:
@@ -416,15 +417,15 @@ def stores(names: list[str]) -> Iterator[dict[str, Callable[[], str]]]:
     import conftest  # the tests' own server
 
     with contextlib.ExitStack() as stack:
-        found: dict[str, Callable[[], str]] = {}
+        places: dict[str, Callable[[], str]] = {}
         if "sqlite" in names:
             folder, numbers = stack.enter_context(tempfile.TemporaryDirectory()), itertools.count()
-            found["SQLite"] = lambda: f"{folder}/{next(numbers)}.sqlite"
+            places["SQLite"] = lambda: f"{folder}/{next(numbers)}.sqlite"
         if "postgres" in names and (obstacle := conftest.obstacle()):
             print(f"{obstacle}\n")
         elif "postgres" in names:
-            found["PostgreSQL"] = stack.enter_context(conftest.server()).empty
-        yield found
+            places["PostgreSQL"] = stack.enter_context(conftest.server()).empty
+        yield places
 
 
 def in_a_folder(work: Callable[..., Toll], address: str, kills: int) -> Toll:
@@ -461,10 +462,10 @@ def main() -> None:
         print(f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} CPU cores, {platform.machine()}, {about}")
         head("store", "16 processes race", "granted", "fit", "errors", "do not verify")
         for store, empty in fresh.items():
-            found = [race(empty()) for _ in range(options.races)]
-            granted, allowed = ([one[key] for one in found] for key in ("granted", "allowed"))
-            errors, broken = (sum(bool(one[key]) for one in found) for key in ("errors", "problems"))
-            row(store, f"{len(found)} races", sum(granted), sum(allowed), errors, broken)
+            races = [race(empty()) for _ in range(options.races)]
+            granted, allowed = ([one[key] for one in races] for key in ("granted", "allowed"))
+            errors, broken = (sum(bool(one[key]) for one in races) for key in ("errors", "problems"))
+            row(store, f"{len(races)} races", sum(granted), sum(allowed), errors, broken)
         columns = ["store", "what is killed", "kills", "runs finished", "releases seen", "booked", "undercounts"]
         head(*columns, "asked again", "answered differently", "errors", "do not verify")
         for store, empty in fresh.items():
@@ -475,15 +476,15 @@ def main() -> None:
                 toll = in_a_folder(work, empty(), kills)
                 cells = [toll.kills, toll.finished, toll.answers, toll.booked, toll.undercounts, toll.repeated]
                 row(store, name, *cells, toll.differing, len(toll.errors), f"{len(toll.problems)} of {toll.verified}")
-                for told in [*toll.errors, *toll.problems]:
-                    print(told)
+                for line in [*toll.errors, *toll.problems]:
+                    print(line)
         head("store", "ledger", "entries", "priced in", "verified in", "one more release", "in an empty ledger")
         for store, empty in fresh.items():
             alone = charged(empty(), "run", 200)
             for name, plans in LEDGERS.items():
-                found = apart(priced, empty(), options.entries, plans)
-                told = f"{found['price']:.2f} s", f"{found['verify']:.2f} s", f"{1e3 * found['charge']:.1f} ms"
-                row(store, name, f"{found['entries']:,}", *told, f"{1e3 * alone:.1f} ms")
+                costs = apart(priced, empty(), options.entries, plans)
+                times = f"{costs['price']:.2f} s", f"{costs['verify']:.2f} s", f"{1e3 * costs['charge']:.1f} ms"
+                row(store, name, f"{costs['entries']:,}", *times, f"{1e3 * alone:.1f} ms")
 
 
 if __name__ == "__main__":

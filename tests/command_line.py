@@ -1,23 +1,51 @@
-"""The command line, run in this process."""
+"""The command line, run in this process or in one of its own, and what it printed."""
 
 import contextlib
 import io
 import json
+import os
+import subprocess
 import sys
 import types
 
 import pytest
 
 from fedlens import cli
+from fedlens.runs import folder as run_folders
+
+GUARANTEE = {"epsilon", "delta", "unit", "neighbours", "sampling", "accountant", "not_covered"}
+SECRET = "987654321"  # an id that nobody may quote
 
 
-def fedlens(*arguments):
-    out, err = io.StringIO(), io.StringIO()
+def fedlens(*arguments, err=None):
+    """Runs the command line in this process."""
+    out, err = io.StringIO(), err or io.StringIO()
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
         with pytest.raises(SystemExit) as left:
             cli.main()
     return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())
+
+
+def process(*arguments, cwd=None, **options):
+    """Starts the command line in a process of its own."""
+    surroundings = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "fedlens.cli", *map(str, arguments)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, env=surroundings, **pipes | options)
+
+
+def answer(*arguments):
+    """What a command prints with --json, which must be all it prints."""
+    done = fedlens(*arguments, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def written(folder, text, name="recipe.toml"):
+    path = folder / name
+    path.write_text(text)
+    return path
 
 
 def ran(folder, *options):
@@ -53,3 +81,20 @@ def interrupted(monkeypatch, owner, name, when=lambda *given, **named: True, aft
         raise KeyboardInterrupt
 
     monkeypatch.setattr(owner, name, call)
+
+
+def stopped_after_a_round(monkeypatch, *arguments):
+    """Presses Ctrl-C after the first round; the command that is said to go on."""
+    facts = run_folders.facts
+
+    def pressed(recipe, selection, done, charged, simulated):
+        if done == 1:
+            raise KeyboardInterrupt
+        return facts(recipe, selection, done, charged, simulated=simulated)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folders, "facts", pressed)
+        done = fedlens(*arguments)
+    assert (done.code, done.out) == (130, "")
+    (line,) = [line for line in done.err.splitlines() if "Go on with: " in line]
+    return line.partition("Go on with: ")[2]

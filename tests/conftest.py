@@ -8,20 +8,27 @@ import pwd
 import shutil
 import subprocess
 import tempfile
+import types
 import urllib.parse
+
+# Before numpy and torch are loaded, here and in the processes that tests start: a thread for each of pytest's workers.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+import toys
 
 from fedlens.core import pins
 from fedlens.core.randomness import Randomness
-from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.curators.engine import Engine
+from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data.population import Population
-from fedlens.ledger import Account, Ledger
+from fedlens.ledger import Account, Ledger, storage
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 
+collect_ignore = ["toy_medium"]  # a part of a package that is put together by test_house
 hypothesis.settings.register_profile("fedlens", deadline=None, max_examples=40, derandomize=True, database=None)
 hypothesis.settings.load_profile("fedlens")
 
@@ -31,11 +38,20 @@ def one_core():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session")
+def machines(tmp_path_factory):
+    """Empty folders. Not pytest's own: to number the next one it reads the names of all before, for every test."""
+    root = tmp_path_factory.mktemp("machines")
+    return (root / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
-def no_pin(monkeypatch, tmp_path_factory):
+def no_pin(monkeypatch, machines):
     """Whatever machine the tests run on, nobody has pinned it."""
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
-    monkeypatch.setattr(pins, "MACHINE", tmp_path_factory.mktemp("machine") / "pin.toml")
+    machine = next(machines)
+    (machine / "config").mkdir(parents=True)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(machine / "config"))
+    monkeypatch.setattr(pins, "MACHINE", machine / "pin.toml")
 
 
 @pytest.fixture(scope="session")
@@ -72,6 +88,26 @@ def door():
         )
 
     return opened
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand, for both stores."""
+    hands = types.SimpleNamespace(now=toys.START)
+    for store in (storage.Sqlite, storage.Postgres):
+        monkeypatch.setattr(store, "now", lambda self: hands.now)
+        monkeypatch.setattr(store, "running", lambda self: None)
+    return hands
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that every user of the machine can read."""
+    folder = pathlib.Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+    shutil.rmtree(folder)
 
 
 # Where ledgers are kept: the same tests run on both stores

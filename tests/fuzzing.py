@@ -201,7 +201,7 @@ def tensorwise(content: bytes, rng: random.Random) -> bytes:
     else:
         for name in rng.sample(list(header), 1):
             header[name] = _changed(header[name], rng)
-            if name != "__metadata__" and rng.random() < 0.5:
+            if name != "__metadata__" and isinstance(header[name], dict) and rng.random() < 0.5:
                 header[name] = {
                     "dtype": rng.choice(("F64", "I64", "F8_E4M3", "BOOL", "C64", "U8", "BF16")),
                     **header[name],
@@ -774,14 +774,14 @@ def _run(folder: pathlib.Path) -> None:
 
     _recipe(folder)
     recipe = Recipe.open(folder / "recipe.toml")
-    about = {"version": 2, "ledger": "book.db", "seed": 1, "device": "cpu", "recipe_sha256": recipe.digest}
+    about = {"version": 3, "ledger": "book.db", "seed": 1, "device": "cpu", "recipe_sha256": recipe.digest}
     (folder / "run.json").write_text(json.dumps(about))
-    (folder / "count.json").write_text(json.dumps({"noisy_users": 12.5}))
+    (folder / "count.json").write_text(json.dumps({"noisy_units": 12.5}))
     (folder / "thresholds.json").write_text(json.dumps([{"quantile": 0.5, "accuracy": 0.7}]))
     findings = [{"kind": "k", "summary": "s", "score": 0.5, "severity": "high"}]
     (folder / "report.json").write_text(json.dumps({"title": "t", "findings": findings}))
-    header = {"recipe_sha256": recipe.digest, "engine": {"device": "cpu", "chunk": 2}}
-    tensorfiles.write(folder / "checkpoint.safetensors", recipe.start("cpu"), header)
+    header = {"recipe_sha256": recipe.digest, "engine": {"device": "cpu", "chunk": 2}, "memory": None}
+    tensorfiles.write(folder / "checkpoint.safetensors", recipe.built().start(), header)
 
 
 def _opened_run(folder: pathlib.Path) -> Any:
@@ -800,6 +800,17 @@ def _known_run(folder: pathlib.Path) -> Any:
     return dataclasses.replace(_KNOWN["run"], folder=folder)
 
 
+def _resumed(folder: pathlib.Path) -> Any:
+    from fedlens.runs.folder import FolderKeeper
+
+    recipe = _known_run(folder).recipe
+    nothing = {"model": lambda state: None, "watch": lambda *facts: None}
+    noted = folder / "private.checkpoint"  # as if this run had written it: else it would not be read at all
+    noted.write_text(files.sha256(folder / "checkpoint.safetensors"))
+    keeper = FolderKeeper(folder, recipe, private=folder / "private", simulated=True, **nothing)
+    return keeper.resumed(recipe.stages[-1])
+
+
 def _thresholds(folder: pathlib.Path) -> None:
     from fedlens.runs import reporting as run_reports
 
@@ -807,9 +818,9 @@ def _thresholds(folder: pathlib.Path) -> None:
 
 
 def _report(folder: pathlib.Path) -> None:
-    from fedlens.cli.runs import _findings
+    from fedlens.runs.comparing import findings
 
-    _findings(folder)
+    findings(folder)
     json.dumps(files.json_in(folder / "report.json"), indent=1)
 
 
@@ -882,7 +893,7 @@ TARGETS: dict[str, Target] = {
         file="checkpoint.safetensors",
         seed=_run,
         mutation=_HEADERS,
-        read=lambda folder: _known_run(folder)._resumed(folder),
+        read=lambda folder: _resumed(folder),
     ),
     "key": Target(
         file="key.pem",
@@ -911,6 +922,10 @@ class Fuzzer:
 
     def tried(self, seed: int) -> Outcome:
         self.path.write_bytes(self.target.mutation(self.good, random.Random(seed)))
+        return self.opened()
+
+    def opened(self) -> Outcome:
+        """The file as it is now."""
         started = time.perf_counter()
         escaped, accepted = None, False
         with warnings.catch_warnings():

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 import scipy.stats
+import toys
 from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 from hypothesis import given, settings
@@ -34,8 +35,7 @@ DELTA = 1e-5
 
 
 def plan(noise=5.0, releases=1, sampling=None, **options):
-    settings = {"bound": L2Clip(norm=1.0), "expected_contributors": 10.0} | options
-    return Plan(sampling=sampling or Everyone(), noise_multiplier=noise, releases=releases, **settings)
+    return toys.plan(releases, noise, 10.0, sampling=sampling or Everyone(), **options)
 
 
 def poisson(noise=5.0, releases=1, rate=0.1, population=1000):

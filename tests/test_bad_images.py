@@ -11,84 +11,34 @@ import types
 import numpy as np
 import pytest
 import torch
+import toys
 from command_line import fedlens, interrupted, ran, run_folder, standing
 from safetensors import safe_open
 from safetensors.torch import save_file
+from toy_images import BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, classifier, columns, written
 
+from fedlens.algorithms import HeadCount
 from fedlens.core import files
-from fedlens.curators.simulated import Engine
+from fedlens.curators.simulated import SimulatedCurator
+from fedlens.curators.site import Site
 from fedlens.data import selection
 from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Ledger, Spending
 from fedlens.media.images import reading as data
 from fedlens.media.images.contrast import contrast
+from fedlens.media.images.faults import FAULTS
+from fedlens.media.images.medium import Images
 from fedlens.media.images.samples import Model, Samples
-from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.models.classifier import Primary
 from fedlens.privacy import Everyone, L2Clip, Plan
 from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.tables import Bug
 from fedlens.runs import preparation
 from fedlens.runs import reporting as run_reports
 from fedlens.runs import run as runs
 from fedlens.runs.run import Run
 
-USERS, EACH, SIDE = 24, 4, 8
-ROWS = USERS * EACH
-RECIPE = """
-name = "bad"
-task = "T1"
-side = 8
-[data]
-source = "{source}"
-path = "{path}"
-name = "crowd"
-{data}
-{selections}
-[privacy]
-epsilon = 8.0
-delta = 1e-5
-rounds = {rounds}
-users = 20
-population = 60
-clip = 0.1
-minimum_users = 1
-count_noise = 1.0
-threshold_noise = 2.0
-{privacy}
-[model]
-critic_widths = [4, 6]
-generator_latent = 4
-generator_hidden = 12
-generator_widths = [8, 4]
-{model}
-[training]
-batch = 4
-local_steps = 2
-generator_steps = 1
-generator_batch = 8
-generator = {{ kind = "adam", rate = 1e-3 }}
-"""
-ALL = '[selections.all]\nby = "everyone"'
-BOTH = """
-[primary]
-model = "{model}"
-[selections.low]
-by = "accuracy"
-below = 0.5
-[selections.high]
-by = "accuracy"
-at_least = 0.5
-"""
 LEARNT = BOTH.replace("0.5", "{{ quantile = 0.5 }}")
-EXAMPLES = """
-[primary]
-model = "{model}"
-[selections.low]
-by = "wrong"
-minimum_examples = 1
-[selections.high]
-by = "right"
-minimum_examples = 1
-"""
 AUTOMATIC = """
 name = "auto"
 task = "T1"
@@ -104,57 +54,9 @@ delta = 1e-5
 users = 30
 population = 60
 """
-SECRET = "patient-4711"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def steady():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
-        yield
-
-
-def columns(**changes):
-    rng = np.random.default_rng(0)
-    made = {
-        "x": rng.integers(0, 256, (ROWS, SIDE, SIDE)).astype(np.uint8),
-        "y": rng.integers(0, 10, ROWS),
-        "user": np.repeat([f"{SECRET}-{user:03d}" for user in range(USERS)], EACH),
-    }
-    return made | changes
-
-
-def classifier(path, *, favourite=None, side=SIDE, classes=10):
-    """An untrained primary model, or one that sees its favourite class everywhere."""
-    network = ConvClassifier(side=side, classes=classes, widths=(4,), hidden=8)
-    params = network.init(0)
-    if favourite is not None:
-        params = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
-        params["classes.bias"][favourite] = 5.0
-    Primary(network, params).save(path)
-    return path
-
-
-def written(folder, selections=ALL, *, more="", privacy="", model="", rounds=2, source="npz", head="", **changes):
-    """Data and a recipe for them in `folder`."""
-    if source == "npz":
-        np.savez(folder / "d.npz", **columns(**changes))
-        path = folder / "d.npz"
-    else:
-        path = folder / "people"
-        made = columns()
-        Population.from_arrays("p", {"x": made["x"][:, None], "y": made["y"]}, np.full(USERS, EACH)).save(path)
-        for name, column in changes.items():
-            np.save(path / f"{name}.npy", column)
-    if "{model}" in selections:
-        if not (folder / "m.pt").exists():
-            classifier(folder / "m.pt")
-        selections = selections.format(model=folder / "m.pt")
-    text = RECIPE.format(
-        source=source, path=path, data=more, selections=selections, privacy=privacy, model=model, rounds=rounds
-    )
-    (folder / "recipe.toml").write_text(text.replace("side = 8", f"side = 8\n{head}"))
-    return folder
+steady = toys.steady()
 
 
 def charges(folder):
@@ -174,15 +76,15 @@ def assert_refused(done, *told):
 
 def members(monkeypatch):
     """Spies on the selections: by name, where the rows of their users begin."""
-    found, plain = {}, preparation.selected
+    begins, plain = {}, Site.asked
 
-    def selected(recipe, name, *rest):
-        chosen = plain(recipe, name, *rest)
-        found[name] = set(chosen.starts.tolist())
+    def asked(site, stage, thresholds):
+        chosen = plain(site, stage, thresholds)
+        begins[stage.group] = set(chosen.starts.tolist())
         return chosen
 
-    monkeypatch.setattr(preparation, "selected", selected)
-    return found
+    monkeypatch.setattr(Site, "asked", asked)
+    return begins
 
 
 def letters(count, seed):
@@ -543,8 +445,8 @@ def test_nobody_decides_whether_another_is_selected(tmp_path, rule):
     def images(users):
         """What each selected user holds, as one piece of bytes."""
         held = population(users)
-        side = preparation.Side(held, primary, selection.accuracies(held, primary))
-        chosen = preparation.selected(recipe, "some", side, {})
+        site = Site(held, primary, selection.accuracies(held, primary))
+        chosen = site.asked(recipe.stage("train", "some"), {})
         return {chosen.take(np.array([unit]))["x"].numpy().tobytes() for unit in range(len(chosen))}
 
     everyone = images(range(USERS))
@@ -559,8 +461,8 @@ def test_nobody_decides_whether_another_is_selected(tmp_path, rule):
 @pytest.mark.parametrize("gone", [0, 11])
 def test_one_user_who_leaves_does_not_change_whom_a_planted_bug_hits(of, gone):
     stay = [user for user in range(USERS) if user != gone]
-    before = data.planted(population(), "inverted", 0.5, 0, of=of, mark="hit")
-    after = data.planted(population(stay), "inverted", 0.5, 0, of=of, mark="hit")
+    before = data.planted(population(), Bug(kind="inverted", of=of, mark="hit"))
+    after = data.planted(population(stay), Bug(kind="inverted", of=of, mark="hit"))
     rows = np.repeat(np.arange(USERS) != gone, EACH)
     assert np.array_equal(before.columns["x"][rows], after.columns["x"])
     assert np.array_equal(before.columns["hit"][rows], after.columns["hit"])
@@ -570,18 +472,19 @@ def test_one_users_label_does_not_change_how_others_are_swapped():
     labels = columns()["y"] % 9
     one = labels.copy()
     one[0] = 9
-    swapped = [data.planted(population(y=y), "swapped-labels", 1.0, 0, classes=10).columns["y"] for y in (labels, one)]
+    bug = Bug(kind="swapped-labels", fraction=1.0, classes=10)
+    swapped = [data.planted(population(y=y), bug).columns["y"] for y in (labels, one)]
     assert np.array_equal(swapped[0][EACH:], swapped[1][EACH:])
 
 
 def test_counting_reads_one_example_of_everybody(tmp_path, monkeypatch):
     widths = []
 
-    def present(message, examples, memory):
+    def present(self, message, examples, memory):
         widths.append(len(examples["mask"]))
-        return {"users": (examples["mask"].sum() > 0).float()}, memory
+        return {"units": (examples["mask"].sum() > 0).float()}, memory
 
-    monkeypatch.setattr(runs, "present", present)
+    monkeypatch.setattr(HeadCount, "contribute", present)
     assert ran(written(tmp_path)).code == 0
     assert set(widths) == {1}
 
@@ -746,7 +649,7 @@ def test_a_damaged_report_is_named(tmp_path, pair, command, name):
 def unreported(tmp_path, monkeypatch):
     """A run that was interrupted when its report was made, with pictures of earlier rounds."""
     with monkeypatch.context() as patched:
-        interrupted(patched, run_reports, "contrast")
+        interrupted(patched, Images, "contrast")
         assert ran(written(tmp_path, rounds=10)).code == 130
     folder = run_folder(tmp_path)
     assert len(list((folder / "all" / "rounds").iterdir())) == 4
@@ -786,11 +689,11 @@ def asked_for(stage):
 
 
 MOMENTS = {
-    "thresholds": (runs.SimulatedCurator, "_bounded_sum", asked_for("thresholds"), False),
-    "counting": (runs.SimulatedCurator, "_bounded_sum", asked_for("count"), False),
-    "training": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), False),
+    "thresholds": (SimulatedCurator, "_bounded_sum", asked_for("thresholds"), False),
+    "counting": (SimulatedCurator, "_bounded_sum", asked_for("count"), False),
+    "training": (SimulatedCurator, "_bounded_sum", asked_for("train"), False),
     "closing, then the report fails": (run_reports, "report_of", lambda *given, **named: True, False),
-    "reporting": (run_reports, "contrast", lambda *sides, **options: True, False),
+    "reporting": (Images, "contrast", lambda *groups, **options: True, False),
     "after the report": (runs.Report, "save", lambda *given: True, True),
     "closing": (Ledger, "close", lambda *given: True, True),
 }
@@ -887,4 +790,15 @@ def test_a_very_large_epsilon_is_kept_or_refused():
 @pytest.mark.parametrize("epsilon", [0.2, 1])
 def test_a_group_of_nobody_seldom_passes_the_floor(epsilon):
     privacy = automatic(epsilon).privacy
-    assert statistics.NormalDist(sigma=privacy.count_noise).cdf(-privacy.minimum_users) < 0.01
+    assert statistics.NormalDist(sigma=privacy.count_noise).cdf(-privacy.minimum_units) < 0.01
+
+
+@pytest.mark.parametrize("of", ["users", "examples"])
+@pytest.mark.parametrize("kind", sorted(FAULTS.known))
+def test_one_user_who_leaves_changes_nothing_that_a_planted_fault_does_to_others(kind, of):
+    """Also not by what it draws: the noise of a noisy camera must not depend on how many were hit before."""
+    bug = Bug(kind=kind, fraction=0.7, of=of, classes=10 if FAULTS.known[kind].labels else None)
+    stay = [user for user in range(USERS) if user]
+    before, after = data.planted(population(), bug), data.planted(population(stay), bug)
+    for name in ("x", "y"):
+        np.testing.assert_array_equal(before.columns[name][EACH:], after.columns[name])

@@ -1,6 +1,7 @@
 """The text workflow under careless and hostile hands: clear errors, nothing lost, nothing spent, nothing told."""
 
 import dataclasses
+import gzip
 import html.parser
 import json
 import re
@@ -11,15 +12,16 @@ import unicodedata
 import numpy as np
 import pytest
 import torch
+import toys
 from command_line import fedlens, interrupted, ran, run_folder, standing
 from toy_texts import ALL, KNOWN, PAIR, lines, written
 
 from fedlens.algorithms.warm_start import warmed
-from fedlens.curators.simulated import Engine
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Spending
-from fedlens.media.text import reading as text_preparation
+from fedlens.media.text.public import sentences_of
+from fedlens.media.text.reading import TextReading
 from fedlens.media.text.samples import TextModel, Texts
 from fedlens.models import words
 from fedlens.models.lstm import LanguageModel
@@ -32,11 +34,7 @@ SECRET = "patient-4711"
 CANARY = "xylocarp"  # a word that one user has
 
 
-@pytest.fixture(autouse=True, scope="module")
-def steady():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
-        yield
+steady = toys.steady()
 
 
 def assert_refused(done, *told):
@@ -134,7 +132,7 @@ def test_what_somebody_put_into_the_folder_of_a_refused_run_stays(tmp_path):
 
 
 def test_a_run_that_was_interrupted_before_any_release_keeps_its_folder(tmp_path, monkeypatch):
-    interrupted(monkeypatch, text_preparation, "population")
+    interrupted(monkeypatch, TextReading, "prepared")
     assert ran(written(tmp_path)).code == 130
     assert fedlens("run", "--resume", run_folder(tmp_path)).code == 0
 
@@ -453,7 +451,7 @@ def test_no_word_and_no_name_of_a_user_leaves_a_run(tmp_path, monkeypatch, name,
     """One user's own word, with real noise: not in the folder, the ledger or the output, in whatever form."""
     crowd = everybody(text=[f"{CANARY} is {CANARY}"] * 30) + (lines(61)[24:] if ending == "refused" else [])
     if ending == "interrupted":
-        monkeypatch.setattr("fedlens.runs.reporting.contrast_texts", stopped)
+        monkeypatch.setattr("fedlens.media.text.medium.TextMedium.contrast", stopped)
     done = ran(written(tmp_path, crowd, **RUNS[name]), "--json")
     assert done.code == {"finished": 0, "interrupted": 130, "refused": 2}[ending], done.err
     (tmp_path / "said").write_text(done.out + done.err)
@@ -476,7 +474,29 @@ def test_a_checkpoint_holds_no_word_either(tmp_path, monkeypatch):
 def test_the_search_would_find_a_word(tmp_path):
     """In the private rows it is: what is looked for above is what would be there."""
     recipe = Recipe.open(written(tmp_path, everybody()) / "recipe.toml")
-    rows = preparation.population(recipe, recipe.data)[0].columns["x"]
+    rows = preparation.population(recipe, recipe.data).columns["x"]
     np.save(tmp_path / "rows.npy", rows)
     assert found_in(tmp_path / "rows.npy", SECRET, CANARY) == ["int16"]
     assert found_in(tmp_path / "d.jsonl", SECRET, CANARY) == ["text", "text"]
+
+
+# Public text
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"SECRET, and no gzip", gzip.compress(b'{"text": ["a"]}\n')[:-9], gzip.compress(b'{"text": {"SECRET": 1}}\n')],
+    ids=["no gzip", "cut short", "no list"],
+)
+def test_damaged_public_text_is_not_quoted(tmp_path, content):
+    (tmp_path / "public.jsonl.gz").write_bytes(content)
+    done = fedlens("vocabulary", "count", tmp_path / "public.jsonl.gz", "--to", tmp_path / "v.txt")
+    assert (done.code, done.err.startswith("Expected lines of JSON")) == (2, True)
+    assert "SE" not in done.err
+
+
+def test_public_text_that_changed_is_read_again(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n")
+    assert sentences_of(tmp_path / "a.txt") == ("one",)
+    (tmp_path / "a.txt").write_text("two words\n")
+    assert sentences_of(tmp_path / "a.txt") == ("two words",)

@@ -14,15 +14,14 @@ from typing import NamedTuple
 
 import hypothesis
 import pytest
-import toy_recipes
+import toys
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
 from scipy import optimize, stats
-from test_ledger import DELTA, account, plan, raw, releases, spent
+from toys import DELTA, START, account, budget, created, days, entries, item, plan, raw, releases, spent
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import (
-    Budget,
     Item,
     Ledger,
     LedgerError,
@@ -33,26 +32,10 @@ from fedlens.ledger import (
     guarantee,
     keys,
     spending,
-    storage,
 )
 from fedlens.privacy import Balanced, Everyone, FixedSize, L2Clip, Neighbours, Plan, Poisson, Unit, accounting
 from fedlens.recipes.recipe import Recipe
 from fedlens.runs import run as runs
-from fedlens.runs.run import Run
-
-START = datetime.datetime(2030, 1, 1, 12, tzinfo=datetime.UTC)
-
-
-def budget(epsilon=2.2, **options):
-    return Budget(**{"population": "users", "epsilon": epsilon, "delta": DELTA} | options)
-
-
-def item(run="run", stage="train", plan=None, **options):
-    return Item(account=account(run, **options), stage=stage, plan=plan or globals()["plan"]())
-
-
-def entries(address):
-    return raw(address, "select count(*) from entries")[0][0]
 
 
 def standing(book, population="users", unit=Unit.USER, neighbours=Neighbours.ADD_REMOVE):
@@ -65,20 +48,6 @@ def book(address):
     ledger = Ledger(address, who="modeler")
     ledger.set_budget(budget())
     return ledger
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """A clock that is set by hand, for both stores."""
-    hands = types.SimpleNamespace(now=START)
-    for store in (storage.Sqlite, storage.Postgres):
-        monkeypatch.setattr(store, "now", lambda self: hands.now)
-        monkeypatch.setattr(store, "running", lambda self: None)
-    return hands
-
-
-def days(number):
-    return datetime.timedelta(days=number)
 
 
 def fitting(noise=5.0, epsilon=2.2):
@@ -193,6 +162,7 @@ def test_a_plan_for_fewer_units_than_the_budget_allows_is_fine(address):
     book = Ledger(address)
     book.set_budget(budget(1000.0, size=100))
     book.reserve([item(plan=plan(noise=50.0, sampling=Balanced(groups=10, population=100)))])
+    assert [run["run"] for run in book.runs()] == ["run"]
 
 
 # Reserve, spend, return
@@ -318,6 +288,7 @@ def test_a_crash_between_reserve_and_release_of_the_whole_budget_is_undone_by_cl
     book.close_file()
     Ledger(address).close("run")
     Ledger(address).reserve([item("other", plan=plan(7))])
+    assert "other" in {run["run"] for run in Ledger(address).runs()}
 
 
 def test_two_runs_with_the_same_name_and_another_plan_are_refused(address, book):
@@ -335,20 +306,16 @@ def named(monkeypatch, digits="abcdef"):
     monkeypatch.setattr(runs, "secrets", types.SimpleNamespace(token_hex=lambda size: digits))
 
 
-def created(recipe, out, address):
-    return Run.created(Recipe.parsed(recipe), out, address=address, seed=None, device="cpu")
-
-
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_two_runs_with_the_same_name_are_refused_and_the_first_goes_on(address, tmp_path, monkeypatch, elsewhere):
     """The second must not take the reservation of the first for its own, and return it."""
     named(monkeypatch)
-    first = created(toy_recipes.TINY, tmp_path / "runs", address)
+    first = created(tmp_path / "runs", address=address, seed=None)
     before = entries(address)
     with pytest.raises((ValueError, OSError)):
-        created(toy_recipes.TINY, tmp_path / ("others" if elsewhere else "runs"), address)
+        created(tmp_path / ("others" if elsewhere else "runs"), address=address, seed=None)
     assert entries(address) == before
-    book, (count, train) = Ledger(address), first.recipe.plans
+    book, count, train = Ledger(address), first.recipe.plans["count"], first.recipe.plans["train"]
     assert book.charge(first.recipe.account(first.name, "all", False), "count", count, release=0, query="a")
     assert book.charge(first.recipe.account(first.name, "all", False), "train", train, release=0, query="a")
 
@@ -359,9 +326,9 @@ def test_a_run_whose_folder_cannot_be_made_returns_what_it_reserved(address, tmp
     book.set_budget(budget(9.0, population="digits"))
     for _ in range(3):
         with pytest.raises(OSError, match="runs"):
-            created(toy_recipes.TINY, tmp_path / "runs", address)
+            created(tmp_path / "runs", address=address, seed=None)
     assert standing(book, "digits").promised is None
-    created(toy_recipes.TINY, tmp_path / "elsewhere", address)
+    created(tmp_path / "elsewhere", address=address, seed=None)
 
 
 # Budgets that renew themselves
@@ -552,7 +519,7 @@ def test_groups_that_share_no_user_add_up_when_users_are_replaced(address):
 
 
 def selections(*lines):
-    head, tail = toy_recipes.TINY.split('[selections.all]\nby = "everyone"')
+    head, tail = toys.TINY.split('[selections.all]\nby = "everyone"')
     return head + "[primary]\nepochs = 1\nwidths = [4]\n" + "\n".join(lines) + tail
 
 
@@ -568,8 +535,8 @@ OVERLAPPING = ACCURACY.replace("at_least = 0.6", "at_least = 0.5")
         (ACCURACY, [], 1),
         (ACCURACY, ["privacy.neighbours=replace-one"], 2),
         (OVERLAPPING, [], 2),
-        (toy_recipes.PAIR, [], 2),
-        (toy_recipes.PAIR, ["privacy.unit=example"], 2),
+        (toys.PAIR, [], 2),
+        (toys.PAIR, ["privacy.unit=example"], 2),
     ],
     ids=["users by accuracy", "users replaced", "intervals that overlap", "examples right and wrong", "per example"],
 )
@@ -577,7 +544,7 @@ def test_a_recipe_pays_once_for_groups_of_users_and_for_every_selection_of_examp
     parsed = Recipe.parsed(recipe, sets)
     book = Ledger(address)
     book.reserve(parsed.items("run", simulated=False))
-    whole = [plan for plan in parsed.plans for _ in range(models)]
+    whole = [plan for plan in parsed.plans.values() for _ in range(models)]
     assert standing(book, "digits", parsed.privacy.unit, parsed.privacy.neighbours).promised.epsilon == pytest.approx(
         accounting.epsilon(whole, DELTA), rel=1e-6
     )
@@ -590,7 +557,7 @@ def test_the_groups_of_two_runs_are_not_the_same_groups(address):
     for run in ("one", "two"):
         book.reserve(parsed.items(run, simulated=False))
     assert standing(book, "digits").promised.epsilon == pytest.approx(
-        accounting.epsilon([*parsed.plans, *parsed.plans], DELTA), rel=1e-6
+        accounting.epsilon([*parsed.plans.values(), *parsed.plans.values()], DELTA), rel=1e-6
     )
 
 
@@ -997,6 +964,7 @@ def test_a_reviewer_who_was_replaced_no_longer_approves(signed, address):
 def test_another_population_is_not_guarded_by_these_reviewers(signed):
     signed.nobody.set_budget(budget(population="others"))
     signed.nobody.reserve([item(population="others")])
+    assert [run["population"] for run in signed.nobody.runs()] == ["others"]
 
 
 # Bad surroundings: nothing is written, nothing is released

@@ -15,9 +15,25 @@ import hypothesis
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import strategies as st
-from test_budgets import START, budget, days, entries, item
-from test_ledger import DATABASE_ERRORS, account, plan, raw, unguarded, without_privileges
-from test_ledger import open_folder as open_folder  # a fixture
+from toys import (
+    DATABASE_ERRORS,
+    START,
+    account,
+    budget,
+    days,
+    edit,
+    entries,
+    forged,
+    insert,
+    item,
+    plan,
+    problems,
+    raw,
+    rebuilt,
+    rows,
+    unguarded,
+    without_privileges,
+)
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Entry, Ledger, LedgerError, NotApprovedError, is_remote, keys, storage
@@ -25,42 +41,6 @@ from fedlens.ledger import Entry, Ledger, LedgerError, NotApprovedError, is_remo
 MODEL = "ab" * 32
 FIELDS = [field.name for field in dataclasses.fields(Entry)]
 NUMBERS = {"id", "release"}
-
-
-def rows(address):
-    return [Entry(*row) for row in raw(address, f"select {storage.COLUMNS} from entries order by id")]
-
-
-def edit(address, number, **changes):
-    for name, value in changes.items():
-        raw(address, f"update entries set {name} = ? where id = ?", (value, number))
-
-
-def insert(address, entry):
-    marks = ", ".join("?" * len(FIELDS))
-    raw(address, f"insert into entries ({storage.COLUMNS}) values ({marks})", dataclasses.astuple(entry))
-
-
-def rebuilt(address, found):
-    """Replaces everything by these entries, chained anew without a flaw, as one who knows the code can."""
-    raw(address, "delete from entries")
-    previous = ""
-    for number, entry in enumerate(found, 1):
-        entry = dataclasses.replace(entry, id=number)
-        entry = dataclasses.replace(entry, hash=entry.hashed(previous))
-        insert(address, entry)
-        previous = entry.hash
-    raw(address, "update about set entries = ?, head = ?", (len(found), previous))
-
-
-def forged(address, **changes):
-    """Adds one entry at the end, chained without a flaw."""
-    found = rows(address)
-    blank = {"signer": "", "signature": "", "query": "", "stage": "", "release": -1, "body": "{}"}
-    last = dataclasses.replace(found[-1], id=len(found) + 1, **blank | changes)
-    last = dataclasses.replace(last, hash=last.hashed(found[-1].hash))
-    insert(address, last)
-    raw(address, "update about set entries = ?, head = ?", (last.id, last.hash))
 
 
 @pytest.fixture
@@ -78,18 +58,6 @@ def made(address):
     reviewer.set_budget(budget(10.0, review=True, reviewers=(keys.public(key),)))
     unguarded(address)
     return types.SimpleNamespace(address=address, key=key, head=reviewer.head(), rows=rows(address), budget=number - 1)
-
-
-def problems(address, **options):
-    """What `verify` says, or the clear error with which the ledger does not open."""
-    try:
-        return Ledger(address).verify(**options)
-    except LedgerError as error:
-        return [str(error)]
-    except ValueError as error:
-        if not str(error).startswith("Expected "):
-            raise
-        return [str(error)]
 
 
 # What is whole
@@ -669,8 +637,7 @@ def whole(tmp_path):
     """A file with a hundred entries, as it lies on the disk."""
     path = tmp_path / "ledger.db"
     book = Ledger(path)
-    with book._store.transaction():
-        book._reserve([item(plan=plan(98))], "", "")
+    book.reserve([item(plan=plan(98))])
     for release in range(30):
         book.charge(account(), "train", plan(98), release=release, query="a")
     book.close_file()

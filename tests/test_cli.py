@@ -1,11 +1,9 @@
 """The command line: exit codes, clean JSON, errors that help and give nothing away."""
 
-import contextlib
 import errno
 import io
 import itertools
 import json
-import os
 import pathlib
 import shlex
 import signal
@@ -16,8 +14,10 @@ import types
 
 import numpy as np
 import pytest
-import toy_recipes
+from command_line import GUARANTEE, SECRET, answer, fedlens, process, stopped_after_a_round, written
 from PIL import Image
+from toys import SHORT as TINY
+from toys import SHORT_PAIR as PAIR
 
 from fedlens import cli
 from fedlens.core import files, pins
@@ -25,42 +25,8 @@ from fedlens.curators.protocol import PrivacySpentError
 from fedlens.data.population import Population
 from fedlens.media.images.samples import Samples
 from fedlens.recipes.recipe import Recipe
+from fedlens.runs import planning
 from fedlens.runs import run as runs
-
-TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
-GUARANTEE = {"epsilon", "delta", "unit", "neighbours", "sampling", "accountant", "not_covered"}
-SECRET = "987654321"
-
-
-def fedlens(*arguments, err=None):
-    """Runs the command line in this process."""
-    out, err = io.StringIO(), err or io.StringIO()
-    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-    return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())
-
-
-def process(*arguments, cwd=None, **options):
-    """Starts the command line in a process of its own."""
-    surroundings = os.environ | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "fedlens.cli", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=cwd, env=surroundings, **pipes | options)
-
-
-def answer(*arguments):
-    """What a command prints with --json, which must be all it prints."""
-    done = fedlens(*arguments, "--json")
-    assert done.code == 0, done.err
-    return json.loads(done.out)
-
-
-def written(folder, text, name="recipe.toml"):
-    path = folder / name
-    path.write_text(text)
-    return path
 
 
 def entries(path):
@@ -168,12 +134,15 @@ def test_the_ledger_can_lie_elsewhere(tmp_path, recipe):
 # Every other command
 
 
-def test_init_writes_a_recipe_that_plan_accepts(tmp_path):
+def test_init_writes_a_recipe_that_plan_accepts(tmp_path, monkeypatch):
     for task in ("T1", "T2", "T4"):
         path = tmp_path / f"{task}.toml"
         told = answer("init", "--task", task, "--data", "phones.npz", "--model", "cnn.safetensors", "--to", path)
         assert told == {"recipe": str(path), "task": task}
-        assert answer("plan", path)["guarantee"]["epsilon"] <= 8.0
+        told = answer("plan", path)
+        assert told["guarantee"]["epsilon"] <= 8.0
+        assert told["expected_seconds"] > 0
+        monkeypatch.setattr(planning, "expected_seconds", lambda recipe: 60.0)  # takes seconds to measure
 
 
 def test_init_names_its_own_file_in_the_commands_it_suggests(tmp_path):
@@ -358,7 +327,7 @@ def test_data_changed_under_a_run_are_refused_without_a_further_charge(tmp_path,
     }
     np.savez(tmp_path / "crowd.npz", **columns)
     sets = ["--set", "data.source=npz", "--set", f"data.path={tmp_path / 'crowd.npz'}"]
-    sentence = interrupted(monkeypatch, "run", recipe, *sets, "--out", tmp_path / "runs")
+    sentence = stopped_after_a_round(monkeypatch, "run", recipe, *sets, "--out", tmp_path / "runs")
     before = entries(tmp_path / "runs" / "ledger.sqlite")
     np.savez(tmp_path / "crowd.npz", **columns | {"x": 255 - columns["x"]})
     done = fedlens(*shlex.split(sentence)[1:])
@@ -367,25 +336,8 @@ def test_data_changed_under_a_run_are_refused_without_a_further_charge(tmp_path,
     assert entries(tmp_path / "runs" / "ledger.sqlite") == before == 2
 
 
-def interrupted(monkeypatch, *arguments):
-    """Presses Ctrl-C after the first round; the command that is said to go on."""
-    facts = runs.Run._facts
-
-    def pressed(self, selection, done, charged):
-        if done == 1:
-            raise KeyboardInterrupt
-        return facts(self, selection, done, charged)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(runs.Run, "_facts", pressed)
-        done = fedlens(*arguments)
-    assert (done.code, done.out) == (130, "")
-    (line,) = [line for line in done.err.splitlines() if "Go on with: " in line]
-    return line.partition("Go on with: ")[2]
-
-
 def test_the_command_to_go_on_can_be_pasted_whatever_the_folder_is_called(tmp_path, recipe, monkeypatch):
-    sentence = interrupted(monkeypatch, "run", recipe, "--out", tmp_path / "my runs", "--simulate", 0)
+    sentence = stopped_after_a_round(monkeypatch, "run", recipe, "--out", tmp_path / "my runs", "--simulate", 0)
     program, *arguments = shlex.split(sentence)
     assert program == "fedlens"
     assert fedlens(*arguments).code == 0
@@ -393,10 +345,10 @@ def test_the_command_to_go_on_can_be_pasted_whatever_the_folder_is_called(tmp_pa
 
 
 def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
-    path, rounds = written(tmp_path, TINY.replace("rounds = 2", "rounds = 150")), 150
+    path, rounds = written(tmp_path, TINY.replace("rounds = 2", "rounds = 60")), 60
     started = process("run", path, "--out", "runs", cwd=tmp_path)
     for line in started.stderr:
-        if "round 30/" in line:
+        if "round 12/" in line:
             break
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=60)
@@ -405,12 +357,12 @@ def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
     sentence = err.partition("Go on with: ")[2].strip()
     assert sentence.startswith("fedlens run --resume runs/tiny-")
     spent = entries(tmp_path / "runs" / "ledger.sqlite")
-    assert 31 <= spent <= rounds
+    assert 13 <= spent <= rounds
     resumed = process(*sentence.split()[1:], "--json", cwd=tmp_path)
     out, err = resumed.communicate(timeout=120)
     assert resumed.returncode == 0, err
     assert json.loads(out)["runs"][0]["releases"] == rounds + 1
-    assert "round 30/" not in err
+    assert "round 12/" not in err
     assert entries(tmp_path / "runs" / "ledger.sqlite") == rounds + 1
     assert not list((tmp_path / "runs" / ".private").iterdir())
 
@@ -506,7 +458,7 @@ def test_a_run_on_a_terminal_shows_bars_and_keeps_standard_output_clean(tmp_path
 
 def test_a_resumed_run_refuses_settings_it_would_ignore(tmp_path, recipe, monkeypatch):
     """A run goes on with what it began with; silence would let a caller believe otherwise."""
-    sentence = interrupted(monkeypatch, "run", recipe, "--out", tmp_path / "runs", "--simulate", 0)
+    sentence = stopped_after_a_round(monkeypatch, "run", recipe, "--out", tmp_path / "runs", "--simulate", 0)
     done = fedlens(*sentence.split()[1:], "--set", "privacy.rounds=9")
     assert done.code == 2
     assert "--set" in done.err

@@ -9,7 +9,8 @@ import torch
 
 from fedlens.algorithms import Adam, FedAvgGan
 from fedlens.core import trees
-from fedlens.curators.simulated import Engine, one_by_one
+from fedlens.curators.contributions import one_by_one
+from fedlens.curators.engine import Engine
 from fedlens.data.population import DataError, Population
 from fedlens.media.images.samples import Model, Samples
 from fedlens.models.gan import Gan
@@ -144,7 +145,8 @@ def test_a_run_keeps_the_labels_of_its_samples(tmp_path):
     report = run.executed(lambda *facts: None)
     drawn = Samples.open(run.folder / "samples" / "all.safetensors")
     assert sorted(set(drawn.classes.tolist())) == list(range(10))
-    assert report.pictures[-1].classes == tuple(drawn.classes[:64].tolist())
+    grids, _ = report.exhibits
+    assert grids.pictures[-1].classes == tuple(drawn.classes[:64].tolist())
     assert "primary model's accuracy" in {row["name"] for row in report.numbers}
     again = Model.open(run.folder / "all" / "model.safetensors").sampled(512, 0)
     assert torch.equal(again.images, drawn.images)

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from fedlens.core import tensorfiles
 from fedlens.ledger import Account, Spending, guarantee
 from fedlens.media.images.contrast import contrast
-from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.hypotheses import NAMED, ranked
 from fedlens.media.images.samples import Samples
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.privacy import Everyone, L2Clip, Plan
 from fedlens.report.report import Finding
 
-OF_IMAGES = {kind: transform.images for kind, transform in TRANSFORMS.items() if transform.images}
+OF_IMAGES = {kind: transform.change for kind, transform in FAULTS.known.items() if transform.change}
 PLAN = Plan(sampling=Everyone(), bound=L2Clip(norm=0.1), noise_multiplier=5.0, releases=10, expected_contributors=9)
 
 
@@ -33,7 +33,7 @@ def letters(count, seed, side=8):
 
 
 def swapped(labels):
-    return TRANSFORMS["swapped-labels"].labels(labels, 4)
+    return FAULTS.known["swapped-labels"].labels(labels, 4)
 
 
 def framed(x):
@@ -70,7 +70,7 @@ def test_the_planted_transform_is_named(kind):
     report = contrast(*pair(OF_IMAGES[kind](letters(300, 0)), letters(300, 1)))
     (finding,) = report.findings
     assert finding.kind == kind
-    assert TRANSFORMS[kind].summary in finding.summary
+    assert FAULTS.known[kind].summary in finding.summary
     assert finding.score > 0.8
     assert finding.severity == "high"
     best, second = report.hypotheses[:2]
@@ -207,7 +207,7 @@ def test_one_side_alone_is_described_without_a_comparison():
     report = contrast(samples(letters(100, 0), "all"), title="look")
     assert (report.title, report.findings, report.hypotheses) == ("look", (), ())
     assert [run["label"] for run in report.runs] == ["all"]
-    assert [picture.label for picture in report.pictures] == ["all"]
+    assert [image["label"] for image in report.to_dict()["images"]] == ["all"]
     assert [chart.right for chart in report.charts] == [None, None]
     assert sum(report.charts[0].left) == pytest.approx(1, abs=1e-3)
     assert {row["right"] for row in report.numbers} == {None}

@@ -3,33 +3,33 @@
 import dataclasses
 import json
 import math
-import types
 
 import numpy as np
 import pytest
 import torch
-from toy_recipes import PAIR, TINY
+import toys
+from toys import PAIR, TINY, assert_same, measured, quiet
 from typer.testing import CliRunner
 
 from fedlens.cli import app
 from fedlens.core import files, tensorfiles
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine
+from fedlens.curators.simulated import SimulatedCurator
 from fedlens.ledger import Budget, Ledger, guarantee
 from fedlens.media.images.samples import Model
+from fedlens.media.text import defaults
 from fedlens.media.text.samples import TextModel
 from fedlens.privacy import Balanced, Everyone, MatrixPlan, Neighbours, Plan, accounting
-from fedlens.privacy.matrix import Banded, Identity, Tree, squared_sensitivity
-from fedlens.recipes import defaults
+from fedlens.privacy.matrix import Banded, BinaryTree, Identity, squared_sensitivity
 from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
 from fedlens.runs import planning
-from fedlens.runs import run as runs
 from fedlens.runs.run import Run
 
 DELTA = 1e-5
 BANDED = "privacy.correlated.bands=3"
 TREE = "privacy.correlated.tree=true"
 TURNS = 'privacy.sampling="balanced"', "privacy.groups=2", "privacy.population=30", "privacy.users=30"
+steady = toys.steady(name="0")  # both shape secret noise
 
 
 def recipe(*overrides, text=TINY):
@@ -58,7 +58,7 @@ def mu(plan):
 
 
 def test_everyone_in_every_round_with_bands():
-    count, train = recipe(BANDED).plans
+    count, train = recipe(BANDED).plans.values()
     assert isinstance(count, Plan)
     assert isinstance(train, MatrixPlan)
     assert (train.strategy, train.sampling) == (Banded(bands=3), Everyone())
@@ -67,8 +67,8 @@ def test_everyone_in_every_round_with_bands():
 
 
 def test_users_who_take_turns_with_a_tree():
-    train = recipe(TREE, *TURNS, "privacy.rounds=5").plans[1]
-    assert (train.strategy, train.sampling) == (Tree(restart=5), Balanced(groups=2, population=30))
+    train = recipe(TREE, *TURNS, "privacy.rounds=5").plans["train"]
+    assert (train.strategy, train.sampling) == (BinaryTree(restart=5), Balanced(groups=2, population=30))
     assert (train.participations, train.separation, train.expected_contributors) == (3, 2, 15.0)
 
 
@@ -76,7 +76,7 @@ def test_users_who_take_turns_with_a_tree():
 @pytest.mark.parametrize("rounds", [7, 8, 9])
 def test_the_schedule_is_the_one_of_the_recipe(groups, rounds):
     turns = *TURNS, f"privacy.groups={groups}", f"privacy.rounds={rounds}"
-    plain, correlated = recipe(*turns).plans[1], recipe(BANDED, *turns).plans[1]
+    plain, correlated = recipe(*turns).plans["train"], recipe(BANDED, *turns).plans["train"]
     for release in range(rounds):
         cohorts = [plan.sampling.draw(30, None, "", release) for plan in (plain, correlated)]
         assert np.array_equal(*cohorts)
@@ -88,15 +88,15 @@ def test_the_schedule_is_the_one_of_the_recipe(groups, rounds):
 def test_noise_is_calibrated_together_with_the_head_count(kind, turns, neighbours):
     found = recipe(kind, *turns, f'privacy.neighbours="{neighbours}"')
     twice = 2 if neighbours == Neighbours.REPLACE_ONE else 1
-    whole = exact(*(twice * mu(plan) for plan in found.plans))
+    whole = exact(*(twice * mu(plan) for plan in found.plans.values()))
     assert 7.99 < whole <= 8.0
     assert guarantee(found.spendings(), DELTA).epsilon == pytest.approx(whole, rel=1e-8)
-    assert found.plans[1].neighbours == neighbours
+    assert found.plans["train"].neighbours == neighbours
 
 
 def test_models_that_share_users_are_calibrated_jointly():
     found = recipe(BANDED, text=PAIR)
-    count, train = found.plans
+    count, train = found.plans["count"], found.plans["train"]
     assert 7.99 < exact(*[mu(count), mu(train)] * 2) <= 8.0
     assert guarantee(found.spendings(), DELTA).epsilon <= 8.0 < 1.01 * guarantee(found.spendings(), DELTA).epsilon
 
@@ -111,14 +111,14 @@ def test_a_schedule_that_does_not_come_out_even_is_paid_in_every_model(kind):
 
 def test_thresholds_are_part_of_the_price():
     found = recipe(BANDED, "selections.all={by = 'accuracy', below = {quantile = 0.5}}", "primary={epochs = 1}")
-    assert found.threshold_plan is not None
-    assert 7.99 < exact(*map(mu, (*found.plans, found.threshold_plan))) <= 8.0
+    assert "thresholds" in found.plans
+    assert 7.99 < exact(*map(mu, found.plans.values())) <= 8.0
     assert guarantee(found.spendings(), DELTA).epsilon <= 8.0
 
 
 def test_noise_may_be_given_by_itself():
     given = recipe(BANDED).changed(["privacy.noise_multiplier=6.5"])
-    assert given.plans[1].noise_multiplier == 6.5
+    assert given.plans["train"].noise_multiplier == 6.5
     none = given.changed(["privacy.noise_multiplier=0"])
     assert guarantee(none.spendings(), DELTA).epsilon == math.inf
     assert none.error_ratio == given.error_ratio
@@ -126,9 +126,11 @@ def test_noise_may_be_given_by_itself():
 
 def test_a_recipe_without_it_is_planned_as_ever():
     found = recipe()
-    assert isinstance(found.plans[1], Plan)
+    assert isinstance(found.plans["train"], Plan)
     assert found.error_ratio is None
-    assert found.plans[1] == dataclasses.replace(found.plans[1]).calibrated(8.0, DELTA, (found.plans[0],))
+    assert found.plans["train"] == dataclasses.replace(found.plans["train"]).calibrated(
+        8.0, DELTA, (found.plans["count"],)
+    )
 
 
 def test_the_resolved_recipe_says_it_and_reads_back():
@@ -152,7 +154,7 @@ def test_all_that_does_not_go_with_it_is_told_at_once():
         "privacy.adaptive_clip={start = 0.1}",
         "privacy.users=90",
     )
-    for words in ("'everyone' or 'balanced', not with 'poisson'", "a fixed clip", "users=90 exceeds", "give clip or"):
+    for words in ("'everyone' or 'balanced', not with 'poisson'", "a fixed clip", "units=90 exceeds", "give clip or"):
         assert words in told
 
 
@@ -184,7 +186,7 @@ def test_it_warns_where_independent_noise_is_better_and_only_there():
 
 def test_the_error_ratio_is_that_of_two_plans_with_one_epsilon():
     found = recipe(BANDED, *TURNS)
-    correlated = found.plans[1].calibrated(1.0, DELTA)
+    correlated = found.plans["train"].calibrated(1.0, DELTA)
     independent = dataclasses.replace(correlated, strategy=Identity()).calibrated(1.0, DELTA)
     assert found.error_ratio == pytest.approx(correlated.prefix_error() / independent.prefix_error(), rel=1e-6)
 
@@ -206,7 +208,7 @@ def test_the_forecast_states_it_without_what_does_not_apply():
     plain = json.loads(json.dumps(told.to_dict()))
     assert plain["train"]["strategy"] == {"kind": "banded", "bands": 3}
     assert plain["error_ratio"] == found.error_ratio
-    assert plain["readings"]["exact Gaussian"] == pytest.approx(exact(*map(mu, found.plans)), rel=1e-8)
+    assert plain["readings"]["exact Gaussian"] == pytest.approx(exact(*map(mu, found.plans.values())), rel=1e-8)
     assert (plain["fits"], plain["runs_left"]) == (False, 0)
     assert [alternative["text"].split()[0] for alternative in plain["alternatives"]] == ["noise"]
     assert planning.forecast(found.changed(told.alternatives[0].sets), ledger).fits
@@ -216,7 +218,7 @@ def test_the_forecast_states_it_without_what_does_not_apply():
 
 def test_runs_left_are_whole_runs():
     ledger, found = Ledger(), recipe(BANDED)
-    count, train = map(mu, found.plans)
+    count, train = map(mu, found.plans.values())
     for runs_left in (1, 2, 5):
         room = exact(count, math.sqrt(runs_left + 0.5) * train)
         ledger.set_budget(Budget(population="digits", epsilon=room, delta=DELTA))
@@ -238,7 +240,7 @@ def test_no_papers_method_is_claimed_for_it():
 
 def test_the_server_step_of_text_follows_the_noise_in_running_sums(monkeypatch):
     """Left open, it keeps a weight from wandering; with correlated noise it wanders less, and may go faster."""
-    monkeypatch.setattr(defaults, "TEXT_RATE", 1e9)
+    monkeypatch.setattr(defaults, "RATE", 1e9)
     open_text = """
         name = "open"
         task = "T3"
@@ -255,9 +257,9 @@ def test_the_server_step_of_text_follows_the_noise_in_running_sums(monkeypatch):
         groups = 8
     """
     plain, correlated = (Recipe.parsed(open_text, sets) for sets in ([], ["privacy.correlated.bands=8"]))
-    train = correlated.plans[1]
+    train = correlated.plans["train"]
     last = train.noise_multiplier * math.sqrt(train.strategy.prefix_variances(40).max())
-    expected = plain.plans[1].noise_multiplier * math.sqrt(40) / last
+    expected = plain.plans["train"].noise_multiplier * math.sqrt(40) / last
     assert expected > 1.5
     assert correlated.training.server.rate == pytest.approx(expected * plain.training.server.rate, rel=0.1)
 
@@ -274,23 +276,8 @@ def test_the_command_line_plans_it(tmp_path, monkeypatch):
 # What is carried out
 
 
-@pytest.fixture(autouse=True)
-def steady(monkeypatch):
-    """One name for all runs, and an engine that does not depend on the weather: both shape secret noise."""
-    monkeypatch.setattr(runs, "secrets", types.SimpleNamespace(token_hex=lambda size: "00" * size))
-    measured(monkeypatch, chunk=8)
-
-
-def measured(patched, chunk):
-    patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=chunk)))
-
-
 def created(out, *overrides, text=TINY, seed=0):
     return Run.created(recipe(*overrides, text=text), out, address=out / "ledger.sqlite", seed=seed, device="cpu")
-
-
-def quiet(selection, done, rounds, facts):
-    pass
 
 
 def stopping(after, error=KeyboardInterrupt):
@@ -303,11 +290,6 @@ def stopping(after, error=KeyboardInterrupt):
 
 def generator(run):
     return Model.open(run.folder / "all" / "model.safetensors").generator
-
-
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 def metrics(run):
@@ -341,7 +323,7 @@ def test_the_noise_is_correlated(tmp_path):
 def test_the_ledger_knows_the_exact_price_before_and_after(tmp_path):
     run = created(tmp_path, BANDED, seed=None)
     book, kind = Ledger(run.address), (run.recipe.privacy.unit, run.recipe.privacy.neighbours)
-    whole = pytest.approx(exact(*map(mu, run.recipe.plans)), rel=1e-8)
+    whole = pytest.approx(exact(*map(mu, run.recipe.plans.values())), rel=1e-8)
     before = book.standing("digits", kind)
     assert before.spent is None
     assert before.promised.epsilon == whole
@@ -350,7 +332,7 @@ def test_the_ledger_knows_the_exact_price_before_and_after(tmp_path):
     assert after.spent.epsilon == after.promised.epsilon == whole
     assert json.loads((run.folder / "plan.json").read_text())["guarantee"]["epsilon"] == whole
     header = Model.open(run.folder / "all" / "model.safetensors")
-    assert header.spending.plans == run.recipe.plans
+    assert header.spending.plans == tuple(run.recipe.plans.values())
 
 
 def test_it_is_owed_whole_from_the_first_round(tmp_path):
@@ -358,7 +340,7 @@ def test_it_is_owed_whole_from_the_first_round(tmp_path):
     run.executed(quiet)
     assert [line["round"] for line in metrics(run)] == [1, 2, 3, 4]
     assert {line["epsilon_so_far"] for line in metrics(run)} == {
-        math.ceil(exact(*map(mu, run.recipe.plans)) * 1e4) / 1e4
+        math.ceil(exact(*map(mu, run.recipe.plans.values())) * 1e4) / 1e4
     }
 
 
@@ -467,7 +449,7 @@ def test_a_run_that_is_killed_in_its_first_round_goes_on(tmp_path, monkeypatch):
     """The release is booked, nothing came back, and the machine would measure another engine now."""
     run = created(tmp_path, BANDED, seed=None)
     with monkeypatch.context() as patched:
-        patched.setattr(runs.SimulatedCurator, "_bounded_sum", killed_if_training)
+        patched.setattr(SimulatedCurator, "_bounded_sum", killed_if_training)
         with pytest.raises(SystemError):
             run.executed(quiet)
     assert Ledger(run.address).spent(f"{run.name}/all", "train") == 1

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedlens.data.population import DataError, Population
 from fedlens.media.images import reading as data
-from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images.faults import FAULTS
+from fedlens.recipes.tables import Bug
 
 SECRET = 987654321  # a user id and a label that no error may quote
 LOUD = 123.4567  # a pixel that no error may quote
@@ -230,7 +231,7 @@ def test_more_or_fewer_users_than_there_are_digits_for_are_refused(users):
 # Planted bugs
 
 
-IMAGE_BUGS = sorted(kind for kind, bug in TRANSFORMS.items() if bug.images)
+IMAGE_BUGS = sorted(kind for kind, bug in FAULTS.known.items() if bug.change)
 
 
 def crowd(dtype, users=12, seed=0):
@@ -259,7 +260,7 @@ def touched(before, after):
 @given(bug=st.sampled_from(IMAGE_BUGS), fraction=st.floats(0, 1), seed=st.integers(0, 99))
 def test_a_bug_hits_users_wholly_and_nobody_else(dtype, bug, fraction, seed):
     before, untouched = crowd(dtype), crowd(dtype)
-    after = data.planted(before, bug, fraction, seed)
+    after = data.planted(before, Bug(kind=bug, fraction=fraction, seed=seed))
     hit = touched(before, after)
     assert hit.count(False) == len(before) - hit.count(True)
     assert hit.count(True) == {0.0: 0, 1.0: len(before)}.get(fraction, hit.count(True))
@@ -271,7 +272,7 @@ def test_a_bug_hits_users_wholly_and_nobody_else(dtype, bug, fraction, seed):
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
 def test_inverted_pixels_are_exact(dtype):
     before = crowd(dtype).columns["x"]
-    after = data.planted(crowd(dtype), "inverted", 1.0, 0).columns["x"]
+    after = data.planted(crowd(dtype), Bug(kind="inverted", fraction=1.0, seed=0)).columns["x"]
     np.testing.assert_array_equal(after, 255 - before if dtype == np.uint8 else -before)
 
 
@@ -288,26 +289,28 @@ def test_inverted_pixels_are_exact(dtype):
 )
 def test_moved_pixels_keep_their_values(dtype, bug, expected):
     before = crowd(dtype).columns["x"]
-    np.testing.assert_array_equal(data.planted(crowd(dtype), bug, 1.0, 0).columns["x"], expected(before))
+    np.testing.assert_array_equal(
+        data.planted(crowd(dtype), Bug(kind=bug, fraction=1.0, seed=0)).columns["x"], expected(before)
+    )
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.8])
 def test_a_bug_hits_about_the_chosen_share_of_users(fraction):
     before = crowd(np.uint8, users=400)
-    share = touched(before, data.planted(before, "inverted", fraction, 0)).count(True) / 400
+    share = touched(before, data.planted(before, Bug(kind="inverted", fraction=fraction, seed=0))).count(True) / 400
     assert abs(share - fraction) < 4 * (fraction * (1 - fraction) / 400) ** 0.5
 
 
 def test_another_seed_hits_other_users_and_the_same_seed_the_same():
     before = crowd(np.uint8, users=40)
-    hits = [touched(before, data.planted(before, "inverted", 0.5, seed)) for seed in (1, 1, 2)]
+    hits = [touched(before, data.planted(before, Bug(kind="inverted", fraction=0.5, seed=seed))) for seed in (1, 1, 2)]
     assert hits[0] == hits[1] != hits[2]
 
 
 def test_a_bug_is_not_planted_on_a_selection():
     chosen = crowd(np.uint8).select("some", examples=lambda user: user["y"] >= 0)
     with pytest.raises(DataError, match="whole population"):
-        data.planted(chosen, "inverted", 0.5, 0)
+        data.planted(chosen, Bug(kind="inverted", fraction=0.5, seed=0))
 
 
 def hits_of(before, after):
@@ -318,15 +321,18 @@ def hits_of(before, after):
 
 @given(fraction=st.floats(0, 1), seed=st.integers(0, 99))
 def test_a_bug_hits_the_chosen_share_of_each_users_examples(fraction, seed):
+    """On average: each example is hit by what it holds itself."""
     before = crowd(np.uint8, users=30)
-    for hit in hits_of(before, data.planted(before, "inverted", fraction, seed, of="examples")):
-        assert abs(sum(hit) - fraction * len(hit)) < 1
+    hit = hits_of(before, data.planted(before, Bug(kind="inverted", fraction=fraction, seed=seed, of="examples")))
+    examples = np.concatenate(hit)
+    deviation = np.sqrt(fraction * (1 - fraction) / len(examples))
+    assert abs(examples.mean() - fraction) <= 5 * deviation
 
 
 def test_users_with_one_example_are_hit_as_often_as_others():
     x = np.random.default_rng(0).integers(0, 256, (2000, 1, 2, 2), np.uint8)
     before = Population.from_arrays("ones", {"x": x}, np.ones(2000, int))
-    hit = hits_of(before, data.planted(before, "inverted", 0.3, 0, of="examples"))
+    hit = hits_of(before, data.planted(before, Bug(kind="inverted", fraction=0.3, seed=0, of="examples")))
     assert np.mean(hit) == pytest.approx(0.3, abs=0.05)
 
 
@@ -338,7 +344,7 @@ def test_which_examples_are_hit_depends_on_no_other_user(kept, seed):
     counts = np.concatenate([whole.counts[:kept], other.counts])
     changed = Population.from_arrays("others", columns, counts)
     hits = [
-        hits_of(before, data.planted(before, "inverted", 0.5, seed, of="examples"))[:kept]
+        hits_of(before, data.planted(before, Bug(kind="inverted", fraction=0.5, seed=seed, of="examples")))[:kept]
         for before in (whole, changed)
     ]
     assert hits[0] == hits[1]
@@ -347,7 +353,7 @@ def test_which_examples_are_hit_depends_on_no_other_user(kept, seed):
 @pytest.mark.parametrize("of", ["users", "examples"])
 def test_a_mark_tells_the_users_with_the_bug_from_the_others(of):
     before = crowd(np.uint8, users=40)
-    after = data.planted(before, "inverted", 0.4, 3, of=of, mark="version")
+    after = data.planted(before, Bug(kind="inverted", fraction=0.4, seed=3, of=of, mark="version"))
     for hit, start in zip(hits_of(before, after), before.starts, strict=True):
         marks = after.columns["version"][start : start + len(hit)].tolist()
         assert marks == [int(any(hit))] * len(hit)
@@ -356,15 +362,18 @@ def test_a_mark_tells_the_users_with_the_bug_from_the_others(of):
 
 
 def test_a_mark_does_not_overwrite_a_column():
-    with pytest.raises(DataError, match="no column named 'y' yet"):
-        data.planted(crowd(np.uint8), "inverted", 0.5, 0, mark="y")
+    marked = data.planted(crowd(np.uint8), Bug(kind="inverted", mark="release"))
+    with pytest.raises(DataError, match="no column named 'release' yet"):
+        data.planted(marked, Bug(kind="inverted", mark="release"))
 
 
 @pytest.mark.parametrize("of", ["users", "examples"])
 def test_swapped_labels_leave_the_images_alone(of):
     before = crowd(np.uint8, users=40)
     last = len(before.columns["y"]) - 1
-    after = data.planted(before, "swapped-labels", 0.5, 0, of=of, mark="version", classes=last + 1)
+    after = data.planted(
+        before, Bug(kind="swapped-labels", fraction=0.5, seed=0, of=of, mark="version", classes=last + 1)
+    )
     swapped = np.where((np.arange(last + 1) ^ 1) <= last, np.arange(last + 1) ^ 1, np.arange(last + 1))
     changed = after.columns["y"] != before.columns["y"]
     np.testing.assert_array_equal(after.columns["y"][changed], swapped[changed])
@@ -376,7 +385,7 @@ def test_swapped_labels_leave_the_images_alone(of):
 
 def test_swapped_labels_need_labels():
     with pytest.raises(DataError, match="Expected a column 'y', found x"):
-        data.planted(crowd(np.uint8).only("x"), "swapped-labels", 0.5, 0)
+        data.planted(crowd(np.uint8).only("x"), Bug(kind="swapped-labels", classes=10))
 
 
 FOREIGN = f"""
@@ -404,7 +413,9 @@ def foreign(tmp_path, monkeypatch):
     (tmp_path / "foreign_bugs.py").write_text(FOREIGN)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(__import__("sys").modules, "foreign_bugs", raising=False)
-    return lambda name, before, **options: data.planted(before, f"foreign_bugs:{name}", 1.0, 0, **options)
+    return lambda name, before, **options: data.planted(
+        before, Bug(kind=f"foreign_bugs:{name}", fraction=1.0, **options)
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])

@@ -60,8 +60,8 @@ def test_more_users_carry_a_larger_critic_and_fewer_a_smaller_one():
 @pytest.mark.parametrize("epsilon", [0.1, 1, 8])
 def test_a_group_of_nobody_passes_in_fewer_than_one_of_a_hundred_runs(epsilon):
     privacy = opened(f"privacy.epsilon={epsilon}").privacy
-    assert privacy.minimum_users >= 2.33 * privacy.count_noise
-    assert opened("privacy.count_noise=50").privacy.minimum_users == 120
+    assert privacy.minimum_units >= 2.33 * privacy.count_noise
+    assert opened("privacy.count_noise=50").privacy.minimum_units == 120
 
 
 def test_what_a_recipe_says_itself_stays():
@@ -95,7 +95,7 @@ def test_a_resolved_recipe_stays_as_it_is():
 
 @pytest.mark.parametrize(("side", "start"), [(8, 2), (28, 7), (32, 8), (64, 8), (128, 8)])
 def test_larger_images_take_more_steps_not_a_larger_start(side, start):
-    generator = opened(f"side={side}").gan().generator
+    generator = (recipe := opened(f"side={side}")).medium.network(recipe).generator
     assert side >> (len(generator.widths) - 1) == start
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fedlens.curators.simulated import SimulatedCurator
+from fedlens.experiments import images as of_images
 from fedlens.experiments import trials as experiments
 from fedlens.experiments.trials import CLEAN, Row, Trial
 from fedlens.media.images.samples import Samples
@@ -18,7 +19,7 @@ SMALL = (
     "privacy.minimum_users=2",
     "training.generator_steps=1",
     "primary.epochs=1",
-    *experiments.SLICES,
+    *of_images.SLICES,
 )
 
 
@@ -47,7 +48,7 @@ def test_every_trial_gets_samples_and_equal_ones_are_trained_once(tmp_path, monk
     experiments.trained(ROWS, tmp_path, device="cpu", together=together, say=lambda line: None)
     trials = experiments.trials(ROWS)
     assert len(trials) == 12
-    made = {(t.row.name, t.seed, t.side): Samples.open(t.file(tmp_path)) for t in trials}
+    made = {(t.row.name, t.seed, t.group): Samples.open(t.file(tmp_path)) for t in trials}
     assert all(samples.images.shape == (512, 1, 8, 8) for samples in made.values())
     assert all(samples.guarantee.epsilon <= 8.0 for samples in made.values())
     # The healthy users of a seed are the same in all three rows, and the marked users without a bug are others.
@@ -68,7 +69,7 @@ def test_what_is_there_is_not_made_again(tmp_path, monkeypatch):
 
 
 def test_a_long_training_tells_how_far_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments, "TOLD", 2)
+    monkeypatch.setattr(experiments, "LINES", 2)
     said = []
     slow = row(CLEAN, "slow", seeds=1, sets=(*SMALL, "privacy.rounds=5"))
     experiments.trained([slow], tmp_path, device="cpu", say=said.append)
@@ -96,12 +97,12 @@ def samples_for(tmp_path, given, images):
     """Writes down what a model drew, without training one."""
     for trial in experiments.trials([given]):
         spending = trial.recipe.spendings()[0]
-        made = Samples(images=images(trial), label=trial.side, spending=spending, delta=1e-5)
+        made = Samples(images=images(trial), label=trial.group, spending=spending, delta=1e-5)
         made.save(trial.file(tmp_path))
 
 
 def letters(trial: Trial):
-    rng = torch.Generator().manual_seed(10 * trial.seed + (trial.side == "low"))
+    rng = torch.Generator().manual_seed(10 * trial.seed + (trial.group == "low"))
     letter = torch.full((1, 8, 8), -1.0)
     letter[:, 1:7, 2] = letter[:, 1, 2:6] = letter[:, 3, 2:5] = 0.9
     return (letter + 0.1 * torch.randn(100, 1, 8, 8, generator=rng)).clamp(-1, 1)
@@ -113,14 +114,14 @@ def test_the_summary_counts_what_was_named(tmp_path):
 
     def drawn(trial):
         change = {3: torch.neg, 4: lambda x: x.rot90(1, (2, 3))}[trial.seed]
-        return change(letters(trial)) if trial.side == "low" else letters(trial)
+        return change(letters(trial)) if trial.group == "low" else letters(trial)
 
     samples_for(tmp_path, given, drawn)
     (summary,) = experiments.diagnosed([given], tmp_path, say=lambda line: None)
     assert (summary["tried"], summary["named"], summary["first"], summary["named_otherwise"]) == (2, 1, 1, 1)
     told = [(pair["left"], pair["right"], pair["named"]) for pair in summary["pairs"]]
     assert told == [("half/3-low", "half/3-high", "inverted"), ("half/4-low", "half/4-high", "rotated-90")]
-    assert "| 1 of 2 | 1 of 2 (scores" in experiments.table([summary])
+    assert "| 1 of 2 | 1 of 2 (scores" in of_images.table([summary])
 
 
 def test_a_row_without_a_bug_is_all_pairs_of_its_models(tmp_path):
@@ -136,13 +137,13 @@ def test_the_curve_shows_what_the_results_say():
         {"bug": "inverted", "affected": 0.5, "split": "by accuracy", "epsilon": e, "named": n, "tried": 5}
         for e, n in ((8.0, 5), (0.25, 0))
     ]
-    picture = experiments.curve(results)
+    picture = of_images.curve(results)
     assert picture.count("<circle") == 2
     assert 'cx="560.0" cy="40.0"' in picture
     assert 'cx="60.0" cy="210.0"' in picture
 
 
-@pytest.mark.parametrize("given", experiments.ROWS, ids=lambda given: given.name)
+@pytest.mark.parametrize("given", of_images.ROWS, ids=lambda given: given.name)
 def test_every_row_is_a_recipe_within_its_epsilon(given, monkeypatch):
     monkeypatch.setenv("FEDLENS_DATA", "/nowhere")
     recipe = given.opened(0)
@@ -155,7 +156,7 @@ def test_every_row_is_a_recipe_within_its_epsilon(given, monkeypatch):
 
 def test_the_second_look_at_no_bug_is_the_first_with_seeds_of_its_own(monkeypatch):
     monkeypatch.setenv("FEDLENS_DATA", "/nowhere")
-    first, again = experiments.rows(["unchanged-8", "unchanged-8-again"])
+    first, again = experiments.chosen_rows(["unchanged-8", "unchanged-8-again"], of_images.ROWS)
     assert dataclasses.replace(again, name=first.name, first_seed=0) == first
     tried = experiments.trials([first, again])
     seeds = [[trial.recipe.seed for trial in tried if trial.row is given] for given in (first, again)]
@@ -165,4 +166,4 @@ def test_the_second_look_at_no_bug_is_the_first_with_seeds_of_its_own(monkeypatc
 
 def test_unknown_rows_are_told():
     with pytest.raises(ValueError, match="inverted-8"):
-        experiments.rows(["purple-8"])
+        experiments.chosen_rows(["purple-8"], of_images.ROWS)

@@ -8,15 +8,18 @@ import math
 import numpy as np
 import pytest
 import torch
+import toys
 
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvg, FedAvgGan, Sgd, run_together
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
-from fedlens.curators.simulated import Engine, Together, one_by_one
+from fedlens.curators.contributions import one_by_one
+from fedlens.curators.engine import Engine
+from fedlens.curators.together import Together
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger
 from fedlens.models.lstm import LanguageModel
-from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, UpdateAndBit
+from fedlens.privacy import L2Clip, Poisson, UpdateAndBit
 
 # A toy language: words over a, b and c that only ever step from a letter to the next one or stop
 
@@ -83,13 +86,11 @@ def adaptive(request):
 
 def plan(algorithm, *, norm=0.2, noise=0.0, releases=1, expected=5.0):
     bound = UpdateAndBit(bit=algorithm.adaptive.bit) if algorithm.adaptive else L2Clip(norm=norm)
-    return Plan(
-        sampling=Everyone(), bound=bound, noise_multiplier=noise, releases=releases, expected_contributors=expected
-    )
+    return toys.plan(releases, noise, expected, bound=bound)
 
 
 def held(words, width=0):
-    """One user's examples as the door hands them out: padded with zeros, and a mask that says so."""
+    """One user's examples as a curator hands them out: padded with zeros, and a mask that says so."""
     rows = sequences(words)
     x = np.zeros((max(width, len(rows)), rows.shape[1]), rows.dtype)
     x[: len(rows)] = rows
@@ -184,7 +185,7 @@ def test_the_message_holds_the_model_and_the_clip_and_nothing_else(model, adapti
     assert algorithm.message(algorithm.start()).keys() == expected
 
 
-# Through the door
+# Through a curator
 
 
 @pytest.mark.parametrize("engine", [Engine(chunk=3), Engine(chunk=100), Engine(chunk=4, workers=2)], ids=repr)
@@ -235,7 +236,7 @@ def test_one_user_without_noise_is_centralised_sgd(door, model):
     states = list(algorithm.run(curator, algorithm.start()))
     for number, state in enumerate(states, 1):
         expected = minimised(model, model.init(0), [words] * number, 0.4)
-        # The door cuts to a grid of 2^-24 of the bound: of 1000, to 6e-5 a round.
+        # The curator cuts to a grid of 2^-24 of the bound: of 1000, to 6e-5 a round.
         torch.testing.assert_close(trees.part(state, "model"), expected, rtol=1e-3, atol=1e-3)
     assert trees.norm(trees.add(expected, model.init(0), -1.0)) > 0.1
 
@@ -250,14 +251,14 @@ def test_one_user_without_noise_is_centralised_sgd(door, model):
     ids=["Nesterov", "momentum", "Adam"],
 )
 def test_the_server_steps_along_the_mean_update(door, crowd, adaptive, server, theirs):
-    """Against torch's optimizers, fed with the answers of a door of their own."""
+    """Against torch's optimizers, fed with the answers of a curator of their own."""
     algorithm = FedAvg(model=MODELS["bigram"], batch=2, server=server, adaptive=adaptive)
-    ours, theirs_door = (door(crowd, plan(algorithm, releases=4), engine=Engine(chunk=11)) for _ in range(2))
+    ours, theirs_curator = (door(crowd, plan(algorithm, releases=4), engine=Engine(chunk=11)) for _ in range(2))
     reference = {name: leaf.clone().requires_grad_() for name, leaf in algorithm.model.init(0).items()}
     optimizer, clip = theirs(list(reference.values())), torch.tensor(0.2)
     for state in algorithm.run(ours, algorithm.start()):
         message = trees.joined(model={name: leaf.detach() for name, leaf in reference.items()}) | {"clip": clip}
-        mean = theirs_door.noisy_mean(algorithm.update, message)
+        mean = theirs_curator.noisy_mean(algorithm.update, message)
         for name, leaf in reference.items():
             leaf.grad = -mean[name] * (clip if adaptive else 1.0)
         optimizer.step()
@@ -323,7 +324,7 @@ def test_many_seeds_together_are_each_alone(door, model, adaptive, chunk):
     members = [dataclasses.replace(one, seed=seed) for seed in (3, 4, 5)]
     groups = [few, *(dataclasses.replace(few, starts=few.starts[k:], counts=few.counts[k:]) for k in (4, 6))]
 
-    def doors(noise):
+    def curators(noise):
         options = {"engine": Engine(chunk=2), "examples_per_unit": one.examples_per_unit}
         promised = plan(one, noise=noise, releases=3)
         return [
@@ -332,8 +333,8 @@ def test_many_seeds_together_are_each_alone(door, model, adaptive, chunk):
         ]
 
     for noise, compared in ((0.5, 1), (0.0, 3)):
-        ours = list(run_together(members, Together(doors(noise), chunk), [member.start() for member in members]))
-        theirs = [list(m.run(curator, m.start())) for m, curator in zip(members, doors(noise), strict=True)]
+        ours = list(run_together(members, Together(curators(noise), chunk), [member.start() for member in members]))
+        theirs = [list(m.run(curator, m.start())) for m, curator in zip(members, curators(noise), strict=True)]
         assert len(ours) == 3
         for number, place in itertools.product(range(compared), range(3)):
             torch.testing.assert_close(ours[number][place], theirs[place][number], rtol=1e-3, atol=1e-4)
@@ -345,15 +346,15 @@ def test_the_seed_decides_about_the_first_weights_and_not_about_what_is_asked(mo
     first, again, other = (member.start() for member in members)
     assert same(first, again)
     assert not same(first, other)
-    assert members[0].beside == members[2].beside
+    assert members[0].seedless == members[2].seedless
 
 
 def test_members_of_different_kinds_are_refused(door, gan, crowd):
     one = FedAvg(model=MODELS["bigram"], batch=2)
     for other in (dataclasses.replace(one, epochs=2), FedAvgGan(gan=gan)):
-        doors = Together([door(crowd, plan(one)) for _ in range(2)], 4)
+        together = Together([door(crowd, plan(one)) for _ in range(2)], 4)
         with pytest.raises(ValueError, match="seed only"):
-            next(run_together([one, other], doors, [one.start(), other.start()]))
+            next(run_together([one, other], together, [one.start(), other.start()]))
 
 
 # Learning

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvgGan, Sgd
 from fedlens.core import trees
+from fedlens.curators.engine import Engine
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger
 from fedlens.models import gan as networks

@@ -12,9 +12,9 @@ import types
 
 import numpy as np
 import pytest
-import toy_recipes
+import toys
 from scipy import stats
-from test_ledger import DELTA, account, plan
+from toys import DELTA, account, plan
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Budget, Item, Ledger, Spending, guarantee, storage
@@ -395,7 +395,7 @@ def test_a_joint_guarantee_of_several_runs_says_what_it_takes_for_granted():
 
 # Plan and ledger agree
 
-TINY = toy_recipes.TINY.replace("epsilon = 8.0", "epsilon = 0.8\ncount_noise = 50.0")
+TINY = toys.TINY.replace("epsilon = 8.0", "epsilon = 0.8\ncount_noise = 50.0")
 POISSON = TINY.replace("clip = 0.1", "clip = 0.1\nsampling = 'poisson'\nrate = 0.2\ncapped = false")
 STATES = {
     "nothing released": (1.0, ()),
@@ -418,7 +418,7 @@ def test_what_plan_says_fits_is_accepted_and_what_it_says_does_not_is_refused(st
             for release in range(item.plan.releases):
                 book.charge(item.account, item.stage, item.plan, release=release, query=f"{release}")
     said = set()
-    for target, sampling in itertools.product([0.15, 0.3, 0.5, 0.99], ["poisson", "everyone"]):
+    for target, sampling in itertools.product([0.15, 0.5, 0.99], ["poisson", "everyone"]):
         changes = [f"privacy.epsilon={target}"]
         asked = (recipe if sampling == "poisson" else Recipe.parsed(TINY)).changed(changes)
         forecast = planning.forecast(asked, book)

@@ -4,8 +4,8 @@ import re
 
 import fuzzing_ledger
 import pytest
-from test_cli import fedlens
-from test_ledger import raw, unguarded
+from command_line import fedlens
+from toys import raw, unguarded
 
 from fedlens.ledger import Ledger
 

@@ -3,10 +3,9 @@
 import os
 import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
+import warm_python
 
 import fedlens
 
@@ -23,13 +22,13 @@ MUTATIONS = {
     ),
     "the comparison of what is called public": (
         "owner/admission.py",
-        "found.whole == known.whole or _much_of(found, owner.prints_of(known))",
+        "public.whole == known.whole or _much_of(public, owner.prints_of(known))",
         "False",
         "test_owner.py::test_the_private_file_itself_does_not_pass_for_public",
     ),
     "the recognition of data under another name": (
         "owner/admission.py",
-        "known = next((found for found in owner.everything() if found.whole == made.whole), None)",
+        "known = next((other for other in owner.everything() if other.whole == made.whole), None)",
         "known = None",
         "test_owner.py::test_the_same_data_under_another_name_pay_from_the_same_budget[reordered]",
     ),
@@ -47,7 +46,7 @@ MUTATIONS = {
     ),
     "the data that were registered": (
         "owner/folder.py",
-        "(found.whole, found.grouped) != (known.whole, known.grouped)",
+        "(now.whole, now.grouped) != (known.whole, known.grouped)",
         "False",
         "test_owner.py::test_a_changed_file_needs_the_owners_word",
     ),
@@ -126,19 +125,56 @@ MUTATIONS = {
     ),
     "the question before in the name of a question": (
         "curators/simulated.py",
-        "            *self._earlier[-1:],\n",
+        "            *self._previous_queries[-1:],\n",
         "",
         "test_matrix_door.py::test_histories_that_part_share_no_later_noise[a ledger restored-five bands]",
     ),
+    "the memory in the name of a question": (
+        "curators/simulated.py",
+        "            self._memory.name,\n",
+        "",
+        "test_simulation.py::test_units_that_remember_something_else_are_asked_another_question",
+    ),
+    "the kind of network in the name of a question": (
+        "curators/simulated.py",
+        'return {"/kind": f"{type(settings).__module__}.{type(settings).__qualname__}"} | fields',
+        "return fields",
+        "test_contract.py::test_two_networks_of_the_same_sizes_are_two_questions",
+    ),
+    "the history in the name of memories": (
+        "curators/memory.py",
+        'self._name = hashlib.sha256(f"{before} {question}".encode()).hexdigest()',
+        "self._name = before",
+        "test_memory.py::test_memories_of_one_name_hold_the_same_rows_and_others_do_not",
+    ),
+    "the name that torn memories do not share": (
+        "curators/memory.py",
+        'f"torn {secrets.token_hex(32)}"',
+        "self._name",
+        "test_memory.py::test_a_question_asked_again_of_torn_rows_is_another_one_under_other_noise",
+    ),
+    "the whole of what is saved": (
+        "curators/memory.py",
+        "fresh = folder / secrets.token_hex(8)\n        fresh.mkdir(mode=0o700)",
+        'fresh = folder / "rows"\n        shutil.rmtree(fresh, ignore_errors=True)\n        fresh.mkdir(mode=0o700)',
+        "test_memory.py::test_a_crash_while_saving_leaves_what_was_saved_before_or_all_of_the_new",
+    ),
+    "the seed that contributions do not know": (
+        "algorithms/fedavg_gan.py",
+        "return self.seedless.critic_update",
+        "return self.critic_update",
+        "test_contract.py::test_an_algorithm_keeps_its_contract"
+        "[fedavg-gan-contributions_follow_from_their_arguments_and_no_seed]",
+    ),
     "the turns of correlated releases": (
-        "ledger/book.py",
+        "ledger/reserving.py",
         "plan.in_turn and release != made",
         "plan.sampling.in_turn and release != made",
         "test_matrix_door.py::test_another_question_at_a_release_that_was_made_is_refused[3]",
     ),
     "the secret that correlated noise began with": (
-        "ledger/book.py",
-        "if isinstance(plan, MatrixPlan) and self._began_otherwise(account.run, stage, query):",
+        "ledger/reserving.py",
+        "if isinstance(plan, MatrixPlan):",
         "if False:",
         "test_matrix_door.py::test_a_run_goes_on_with_its_own_noise_only",
     ),
@@ -149,33 +185,34 @@ MUTATIONS = {
         "test_matrix_door.py::test_a_stopped_run_owes_the_whole[sqlite]",
     ),
     "the limit of the plan": (
-        "ledger/book.py",
+        "ledger/reserving.py",
         "if made >= plan.releases:",
         "if False:",
         "test_simulation.py::test_a_fresh_curator_cannot_go_beyond_the_plan_either",
     ),
     "the cut to whole steps": (
-        "curators/simulated.py",
+        "curators/contributions.py",
         "torch.trunc(leaf * (1 / self.grid))",
         "(leaf * (1 / self.grid))",
         "test_simulation.py::test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
-    "one bound for all doors that are asked at once": (
-        "curators/simulated.py",
-        "if len({(door._plan.bound, door._plan.grid, door._device) for door in doors}) > 1:",
+    "one bound for all curators that are asked at once": (
+        "curators/together.py",
+        "if len({(each._plan.bound, each._plan.grid, each._device) for each in curators}) > 1:",
         "if False:",
-        "test_together.py::test_doors_with_bounds_of_their_own_are_refused",
+        "test_together.py::test_curators_with_bounds_of_their_own_are_refused",
     ),
     "a planted bug that looks at one user only": (
-        "media/images/reading.py",
-        'held.update(np.ascontiguousarray(population.columns["x"][piece]).data)',
-        "held.update(str((len(population), piece[0])).encode())",
+        "data/planting.py",
+        "digest.update(np.ascontiguousarray(column[rows[at : at + _SLICE]]).data)",
+        "digest.update(str((len(column), rows[0])).encode())",
         "test_bad_images.py::test_one_user_who_leaves_does_not_change_whom_a_planted_bug_hits[0-users]",
     ),
     "the verdict that is asked for once": (
-        "runs/preparation.py",
-        "return AccuracyBetween(at_least=at_least, below=below)(population, name, side.accuracies)",
-        "return AccuracyBetween(at_least=at_least, below=below)(population, name, accuracies(population, primary))",
+        "curators/site.py",
+        "return AccuracyBetween(at_least=at_least, below=below)(units, name, self.accuracies)",
+        "from fedlens.data.selection import accuracies as anew\n"
+        "            return AccuracyBetween(at_least=at_least, below=below)(units, name, anew(units, primary))",
         "test_bad_images.py::test_a_model_that_answers_differently_puts_nobody_into_both_groups[Leaning]",
     ),
     "the operations a foreign model may be made of": (
@@ -196,10 +233,22 @@ MUTATIONS = {
         "elif False:",
         "test_runs.py::test_a_run_that_lost_the_tag_of_its_data_does_not_go_on",
     ),
+    "one user after the other under a planted fault": (
+        "media/images/reading.py",
+        "for _, rows, _ in hits:  # one user after the other",
+        "for rows in [wrong]:  # all at once",
+        "test_bad_images.py::test_one_user_who_leaves_changes_nothing_that_a_planted_fault_does_to_others[noisy-users]",
+    ),
+    "the checkpoint that a run wrote itself": (
+        "runs/folder.py",
+        "if files.sha256(kept) not in self._noted():",
+        "if False:",
+        "test_runs.py::test_a_checkpoint_that_somebody_else_wrote_is_not_gone_on_with",
+    ),
     "the price of learnt thresholds": (
         "recipes/recipe.py",
-        "beside = (count,) * models + ((self.threshold_plan,) if self.threshold_plan else ())",
-        "beside = (count,) * models",
+        "others = (count,) * models + tuple(learning.values())",
+        "others = (count,) * models",
         "test_recipes.py::test_learnt_thresholds_are_paid_once_by_everybody_and_the_target_is_met",
     ),
     "the unit that is displaced": (
@@ -215,7 +264,7 @@ MUTATIONS = {
         "test_accounting.py::test_a_cap_that_is_often_met_costs_something",
     ),
     "the budget": (
-        "ledger/book.py",
+        "ledger/standings.py",
         "if not state.fits(new):",
         "if False:",
         "test_budgets.py::test_what_is_reserved_binds_others_as_if_it_were_spent[sqlite]",
@@ -246,7 +295,7 @@ MUTATIONS = {
         "test_runs.py::test_the_price_in_the_report_does_not_tell_whether_a_group_was_too_small[100]",
     ),
     "the leave": (
-        "ledger/book.py",
+        "ledger/requests.py",
         "if budget is None or not budget.review:",
         "if True:",
         "test_budgets.py::test_a_run_without_a_request_is_refused[sqlite]",
@@ -266,42 +315,44 @@ MUTATIONS = {
 }
 
 
-def run(source, *arguments):
-    """Python with this copy of the package in front of the installed one."""
-    surroundings = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=TESTS.parent, env=surroundings, capture_output=True, text=True, timeout=120
-    )
-
-
 def pytest_on(source, *names):
-    chosen = [f"{TESTS}/{name}" for name in names]
-    return run(source, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", *chosen)
+    return warm_python.pytest_on(source, *(f"{TESTS}/{name}" for name in names), folder=source)
 
 
 @pytest.fixture
 def copy(tmp_path):
-    shutil.copytree(SOURCE, tmp_path / "fedlens", ignore=shutil.ignore_patterns("__pycache__"))
+    """The code as it is, with what was compiled of it: only what is changed is compiled again."""
+    shutil.copytree(SOURCE, tmp_path / "fedlens")
     return tmp_path
 
 
-def test_the_copy_is_what_the_tests_would_run(copy):
-    (copy / "fedlens" / "core" / "trees.py").write_text("WHOSE = 'the copy'")
-    assert run(copy, "-c", "from fedlens.core import trees; print(trees.WHOSE)").stdout.strip() == "the copy"
+def changed(copy, name, text):
+    path = copy / "fedlens" / name
+    for compiled in path.parent.glob(f"__pycache__/{path.stem}.*"):
+        compiled.unlink()
+    path.write_text(text)
+
+
+def test_the_copy_is_what_the_tests_would_run(copy, tmp_path):
+    changed(copy, "core/trees.py", "WHOSE = 'the copy'")
+    test = tmp_path / "test_whose.py"
+    test.write_text("def test_whose():\n    from fedlens.core import trees\n    assert trees.WHOSE == 'the copy'\n")
+    done = warm_python.pytest_on(copy, str(test), "--rootdir", str(tmp_path), "-c", os.devnull, folder=copy)
+    assert done.returncode == 0, done.stdout
 
 
 def test_nothing_fails_while_nothing_is_taken_out(copy):
     done = pytest_on(copy, *dict.fromkeys(test for *_, test in MUTATIONS.values()))
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("part", MUTATIONS)
 def test_some_test_fails_without(copy, part):
     name, text, replacement, test = MUTATIONS[part]
-    path = copy / "fedlens" / name
-    assert path.read_text().count(text) == 1, f"Expected {text!r} once in {name}: name the new place of {part}."
-    path.write_text(path.read_text().replace(text, replacement))
+    before = (copy / "fedlens" / name).read_text()
+    assert before.count(text) == 1, f"Expected {text!r} once in {name}: name the new place of {part}."
+    changed(copy, name, before.replace(text, replacement))
     done = pytest_on(copy, test)
-    assert done.returncode == 1, done.stdout + done.stderr  # 1: tests failed; 2 and above: they did not run
+    assert done.returncode == 1, done.stdout  # 1: tests failed; 2 and above: they did not run
     assert " failed" in done.stdout
     assert "error" not in done.stdout.splitlines()[-1]

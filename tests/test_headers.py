@@ -5,27 +5,21 @@ import json
 import shutil
 
 import pytest
-import toy_recipes
 import toy_texts
-from test_chain import rebuilt, rows
-from test_cli import answer, fedlens, written
-from test_ledger import raw, unguarded
+import toys
+from command_line import answer, fedlens, written
+from toys import raw, rebuilt, rows, unguarded
 
 from fedlens.core import tensorfiles
-from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger
 from fedlens.media import opening as inspection
 from fedlens.privacy.guarantee import UNVERIFIED
 
-PAIR = toy_recipes.PAIR.replace("rounds = 4", "rounds = 2")
+PAIR = toys.SHORT_PAIR
 KINDS = {"spelling": (), "words": (), "ngrams": ("privacy.rounds=1", "privacy.clip=1.0")}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def steady():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=50)))
-        yield
+steady = toys.steady(chunk=50)
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Frequent words through the one door: exact without noise, bounded however loud, and silent about single users."""
+"""Frequent words through the one curator: exact without noise, bounded however loud, and silent about single users."""
 
 import collections
 import dataclasses
@@ -6,17 +6,19 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+import toys
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
-from fedlens.curators.simulated import Engine, one_by_one, vectorised
+from fedlens.curators.contributions import one_by_one, vectorised
+from fedlens.curators.engine import Engine
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger
 from fedlens.models.words import spelled
-from fedlens.privacy import Everyone, L2Clip, Plan
+from fedlens.privacy import Plan
 
 WIDTH = 10
 SMALL = HeavyWords(noise=0.0, width=WIDTH, most=40, examples_per_unit=6)
@@ -38,7 +40,7 @@ def unit(words: list[str]) -> trees.Tree:
 
 @dataclasses.dataclass
 class Exact:
-    """A door without noise, in plain Python."""
+    """A curator without noise, in plain Python."""
 
     users: list[list[str]]
     remaining: int = WIDTH
@@ -60,7 +62,7 @@ words = st.text("abé ", min_size=1, max_size=4)
 def test_without_noise_the_shares_are_exact(said: list[str]) -> None:
     """Every user has one word, so that nobody is loud."""
     algorithm = dataclasses.replace(SMALL, first_marks=1.0)
-    found = algorithm.found(last(algorithm, Exact([[word] for word in said])))
+    found = algorithm.result(last(algorithm, Exact([[word] for word in said])))
     exact = {word: count / len(said) for word, count in collections.Counter(said).items()}
     assert dict(found) == pytest.approx(exact, rel=1e-4)
     assert [exact[word] for word, _ in found] == sorted(exact.values(), reverse=True)
@@ -68,7 +70,7 @@ def test_without_noise_the_shares_are_exact(said: list[str]) -> None:
 
 @given(st.lists(st.lists(words, min_size=1, max_size=6), min_size=1, max_size=6))
 def test_without_noise_every_word_comes_out_once(users: list[list[str]]) -> None:
-    found = [word for word, _ in SMALL.found(last(SMALL, Exact(users)))]
+    found = [word for word, _ in SMALL.result(last(SMALL, Exact(users)))]
     assert len(found) == len(set(found))
     assert set(found) == {word for own in users for word in own}
 
@@ -76,15 +78,15 @@ def test_without_noise_every_word_comes_out_once(users: list[list[str]]) -> None
 def test_only_the_most_frequent_prefixes_are_followed() -> None:
     users = [["aa"]] * 3 + [["bb"]] * 2 + [["cc"]]
     narrow = dataclasses.replace(SMALL, most=2, first_marks=1.0)
-    assert [word for word, _ in narrow.found(last(narrow, Exact(users)))] == ["aa", "bb"]
+    assert [word for word, _ in narrow.result(last(narrow, Exact(users)))] == ["aa", "bb"]
 
 
 def test_what_cannot_come_out() -> None:
     """Bytes outside of the alphabet, words that are cut, and words deeper than the plan has releases."""
     users = [["fine"], ["naïve"], ["A"], ["abcdefghijklm"], ["abcdefgh"], ["a b"]]
     plain = dataclasses.replace(SMALL, alphabet=LETTERS)
-    assert {word for word, _ in plain.found(last(plain, Exact(users)))} == {"fine", "abcdefgh", "a b"}
-    assert {word for word, _ in plain.found(last(plain, Exact(users, remaining=5)))} == {"fine", "a b"}
+    assert {word for word, _ in plain.result(last(plain, Exact(users)))} == {"fine", "abcdefgh", "a b"}
+    assert {word for word, _ in plain.result(last(plain, Exact(users, remaining=5)))} == {"fine", "a b"}
 
 
 LOUD = [
@@ -101,7 +103,9 @@ def test_nobody_sends_more_than_the_bound(own: list[str]) -> None:
     people = [["a", "b"], ["ab"], own]
     algorithm = dataclasses.replace(SMALL, most=300, first_marks=1.0)
     states = [algorithm.start(), *algorithm.run(Exact(people), algorithm.start())]
-    norms = [trees.norm(algorithm.marks(algorithm.message(state), unit(own), {})[0]).item() for state in states[:-1]]
+    norms = [
+        trees.norm(algorithm.contribute(algorithm.message(state), unit(own), {})[0]).item() for state in states[:-1]
+    ]
     assert max(norms) <= 1 + 1e-6
     assert norms[0] == pytest.approx(1.0)  # also a word that is empty or too long counts in full
 
@@ -110,23 +114,25 @@ def test_nobody_sends_more_than_the_bound(own: list[str]) -> None:
 def test_rows_that_are_no_words_are_harmless(x: int) -> None:
     hostile = {"x": torch.full((6, WIDTH), x, dtype=torch.int16), "mask": torch.full((6,), 1e9)}
     hostile["x"][:3, 0] = 256
-    sent, _ = SMALL.marks(SMALL.message(SMALL.start()), hostile, {})
+    sent, _ = SMALL.contribute(SMALL.message(SMALL.start()), hostile, {})
     assert trees.norm(sent) <= 1
     assert sent["marks"].isfinite().all()
 
 
 def test_users_without_words_send_nothing() -> None:
     blank = speakers([["a"]]).blank(6)
-    assert trees.norm(SMALL.marks(SMALL.message(SMALL.start()), blank, {})[0]) == 0
+    assert trees.norm(SMALL.contribute(SMALL.message(SMALL.start()), blank, {})[0]) == 0
     masked = {"x": torch.from_numpy(rows(["a", "b"])), "mask": torch.tensor([1.0, 0.0])}
-    assert int((SMALL.marks(SMALL.message(SMALL.start()), masked, {})[0]["marks"] > 0).sum()) == 1
+    assert int((SMALL.contribute(SMALL.message(SMALL.start()), masked, {})[0]["marks"] > 0).sum()) == 1
 
 
 def test_vectorised_equals_one_by_one() -> None:
     users = [["a", "ab", "abc"], ["b", "", "é"], ["ab", "ab", "zz"]]
     examples, shape = trees.stacked([unit(own) for own in users]), {"marks": torch.zeros(SMALL.most, SMALL.columns)}
     for state in [SMALL.start(), *SMALL.run(Exact(users), SMALL.start())][:-1]:
-        fast, slow = (run(SMALL.marks, SMALL.message(state), examples, {}, shape) for run in (vectorised, one_by_one))
+        fast, slow = (
+            run(SMALL.contribute, SMALL.message(state), examples, {}, shape) for run in (vectorised, one_by_one)
+        )
         assert torch.equal(fast[0]["marks"], slow[0]["marks"])
         assert fast[0]["marks"].sum() > 0
 
@@ -144,10 +150,7 @@ COMMON, USERS = ["the", "court", "it is"], 300
 
 
 def plan(epsilon: float = 8.0) -> Plan:
-    blank = Plan(
-        sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=1.0, releases=8, expected_contributors=USERS
-    )
-    return blank.calibrated(epsilon, 1e-6)
+    return toys.plan(8, 1.0, USERS).calibrated(epsilon, 1e-6)
 
 
 def private(promised: Plan, **changes) -> HeavyWords:
@@ -167,7 +170,7 @@ def test_frequent_words_come_out_and_single_ones_do_not(door, people) -> None:
     algorithm, ledger = private(plan()), Ledger()
     curator = door(people, plan(), ledger=ledger, engine=Engine(chunk=64), examples_per_unit=6)
     state = last(algorithm, curator)
-    found = dict(algorithm.found(state))
+    found = dict(algorithm.result(state))
     assert found.keys() == {*COMMON, "motion"}
     assert all(found[word] == pytest.approx(1.0, abs=0.15) for word in COMMON)
     assert found["motion"] == pytest.approx(0.25, abs=0.1)
@@ -186,7 +189,7 @@ def test_a_word_of_one_user_stays_with_that_user(door, people) -> None:
         curator = door(
             people, promised, randomness=Randomness.seeded(seed), engine=Engine(chunk=64), examples_per_unit=6
         )
-        found = private(promised).found(last(private(promised), curator))
+        found = private(promised).result(last(private(promised), curator))
         came_out += [word for word, _ in found if word not in truth]
     assert len(came_out) <= 10
     assert not any(len(word) == 6 for word in came_out)
@@ -195,7 +198,7 @@ def test_a_word_of_one_user_stays_with_that_user(door, people) -> None:
 def test_noise_alone_gives_no_words(door) -> None:
     nobody, promised = speakers([[]] * USERS), plan()
     curator = door(nobody, promised, examples_per_unit=6)
-    assert private(promised).found(last(private(promised), curator)) == []
+    assert private(promised).result(last(private(promised), curator)) == []
     assert curator.remaining > 0  # what is not needed is not spent
 
 

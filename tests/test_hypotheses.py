@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedlens.media.images import hypotheses
-from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.hypotheses import NAMED, SHARES, _planted, _seen, energy_distance, missed, ranked
 
 
@@ -46,7 +46,7 @@ def test_the_floor_covers_what_chance_makes_of_sides_that_are_alike():
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 def test_a_mixture_is_scored_as_if_it_had_been_drawn(share):
     """The closed form against samples of which that share carries the bug."""
-    left, right, change = blobs(400, 0), blobs(400, 1), TRANSFORMS["rotated-180"].images
+    left, right, change = blobs(400, 0), blobs(400, 1), FAULTS.known["rotated-180"].change
     said = dict(_planted(*map(_seen, (left, change(left), right, change(right)))))[share]
     mixed = torch.cat([change(left[: round(400 * share)]), left[round(400 * share) :]])
     row = next(row for row in ranked(mixed, right, ["rotated-180"]) if row["kind"] == "rotated-180")
@@ -99,14 +99,14 @@ def test_images_of_any_size_are_ranked(side, channels):
     rng = torch.Generator().manual_seed(0)
     left, right = (torch.rand(6, channels, side, side, generator=rng) * 2 - 1 for _ in range(2))
     rows = ranked(left, right)
-    assert len(rows) == 1 + sum(transform.images is not None for transform in TRANSFORMS.values())
+    assert len(rows) == 1 + sum(transform.change is not None for transform in FAULTS.known.values())
     assert all(math.isfinite(row["distance"]) for row in rows)
     assert all(math.isfinite(row["distance"]) for row in ranked(left[:2] * 0, right[:2] * 0))
 
 
 def test_labels_are_judged_only_where_labels_mean_something():
     labels = torch.arange(300) % 4
-    swapped = TRANSFORMS["swapped-labels"].labels(labels, 4)
+    swapped = FAULTS.known["swapped-labels"].labels(labels, 4)
     random = torch.randint(4, (300,), generator=torch.Generator().manual_seed(0))
     (row,) = hypotheses.swapped((labels, swapped), (labels, labels), 1.0)
     assert row["score"] > 0.9

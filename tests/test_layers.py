@@ -19,19 +19,21 @@ FLOORS = (
     ("models", "ledger"),
     ("data", "report"),
     ("algorithms",),
+    ("media", "media.faults", "media.*.faults"),  # the table of media, and what can be wrong with each
     ("recipes.tables",),
-    ("media",),
-    ("recipes", "curators"),
+    ("media.*",),
+    ("recipes",),
+    ("curators",),
     ("owner",),
     ("runs",),
     ("experiments",),
     ("cli",),
 )
 # What holds private data, by where it lies: whole rooms, and the half of a medium that reads.
-PRIVATE = ("data", "data.*", "owner", "owner.*", "curators.*", "media.*.reading")
+PRIVATE = ("data", "data.*", "owner", "owner.*", "curators.*", "media.reading", "media.*.reading")
 PUBLIC_ALL_THE_SAME = ("curators.protocol",)
 MAY_SEE_BOTH = ("runs", "experiments", "cli")  # what brings the two together
-FINDS_MODULES_BY_NAME = ("core.functions", "media", "__init__")
+FINDS_MODULES_BY_NAME = ("core.functions", "media", "__init__")  # what users name; the parts of media; exports
 
 
 def module_name(path):
@@ -43,11 +45,14 @@ MODULES = {module_name(path): path for path in sorted(ROOT.rglob("*.py"))}
 
 
 def floor(name):
-    """Of the longest name that the house knows; None if it knows none."""
-    known = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
-    parts = name.split(".")
-    prefixes = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    return next((known[prefix] for prefix in prefixes if prefix in known), None)
+    """By the most telling of the patterns that fit: the longest, without a * if there is one. None if none fits."""
+    fitting = [
+        (len(pattern.split(".")), "*" not in pattern, level)
+        for level, rooms in enumerate(FLOORS)
+        for pattern in rooms
+        if fnmatch.fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+    ]
+    return max(fitting)[-1] if fitting else None
 
 
 def private(name):
@@ -112,8 +117,8 @@ def names_in(source):
 
 def test_every_module_lies_on_a_floor_and_every_floor_exists():
     assert [name for name in MODULES if name != "__init__" and floor(name) is None] == []
-    rooms = {room for level in FLOORS for room in level}
-    assert rooms <= MODULES.keys()
+    patterns = {room for level in FLOORS for room in level}
+    assert [p for p in patterns if not any(fnmatch.fnmatchcase(name, p) for name in MODULES)] == []
     assert {"core.trees", "curators.simulated", "algorithms.fedavg_gan", "privacy.plan"} <= MODULES.keys()
 
 
@@ -122,6 +127,7 @@ def test_private_modules_are_found_by_where_they_lie():
     assert private("data.readers.parquet")
     assert private("curators.simulated")
     assert private("media.images.reading")
+    assert private("media.reading")
     assert private("owner.prints")
     assert [name for name in ("media.images", "recipes.recipe", "curators.protocol", "runs.run") if private(name)] == []
     says_so = {name for name, path in MODULES.items() if path.read_text().startswith('"""PRIVATE')}
@@ -130,7 +136,7 @@ def test_private_modules_are_found_by_where_they_lie():
 
 def test_imports_go_downwards_and_nothing_public_reaches_private_data():
     problems = [p for name, path in MODULES.items() if name != "__init__" for p in violations(name, path.read_text())]
-    assert len(problems) <= 10  # while the house is rebuilt
+    assert problems == []
 
 
 @pytest.mark.parametrize(

@@ -4,100 +4,24 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
-import multiprocessing
 import os
-import pathlib
-import shutil
-import sqlite3
-import tempfile
 
 import conftest
 import pytest
+import warm_python
+from toys import DATABASE_ERRORS, DELTA, account, plan, raw, releases, spent, without_privileges
 
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.ledger import Account, Budget, Ledger, LedgerError, Spending, guarantee, is_remote, storage
+from fedlens.ledger import Budget, Ledger, LedgerError, Spending, guarantee, is_remote, storage
 from fedlens.privacy import Balanced, Everyone, L2Clip, Plan, Poisson, Unit
 
-try:
+with contextlib.suppress(ImportError):
     import psycopg
-except ImportError:
-    DATABASE_ERRORS = (sqlite3.Error,)
-else:
-    DATABASE_ERRORS = (sqlite3.Error, psycopg.Error)
-
-DELTA = 1e-5
-
-
-def plan(releases=2, noise=5.0, **options):
-    settings = {"sampling": Everyone(), "bound": L2Clip(norm=1.0), "expected_contributors": 9.0} | options
-    return Plan(noise_multiplier=noise, releases=releases, **settings)
-
-
-def account(run="run", **options):
-    return Account(run=run, **{"population": "users"} | options)
-
-
-def spent(run="run", *, releases=2, population="users", partition="all", part="all", simulated=False, **options):
-    where = {"population": population, "partition": partition, "part": part, "simulated": simulated}
-    return Spending(account=account(run, **where), plans=(plan(releases, **options),))
-
-
-def raw(address, statement, values=()):
-    """Runs a statement behind the ledger's back, as anyone can who holds the file or the database."""
-    if is_remote(str(address)):
-        with psycopg.connect(str(address)) as book:
-            found = book.execute(statement.replace("?", "%s"), values or None)
-            return found.fetchall() if found.description else []
-    with contextlib.closing(sqlite3.connect(address)) as book, book:
-        return book.execute(statement, values).fetchall()
-
-
-def unguarded(address):
-    """Takes away what keeps entries from being changed."""
-    if is_remote(str(address)):
-        raw(address, "alter table entries disable trigger user")
-    else:
-        for verb in ("update", "delete"):
-            raw(address, f"drop trigger if exists no_{verb}")
-
-
-def without_privileges(work):
-    """What `work` says, done by a user whom permissions bind: they do not bind the superuser."""
-    if os.geteuid():
-        return str(work())
-    answer, question = os.pipe()
-    if not (child := os.fork()):
-        try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-            os.write(question, str(work()).encode())
-        finally:
-            os._exit(0)
-    os.close(question)
-    with os.fdopen(answer) as text:
-        said = text.read()
-    os.waitpid(child, 0)
-    return said
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that every user of the machine can read."""
-    folder = pathlib.Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    yield folder
-    folder.chmod(0o755)
-    shutil.rmtree(folder)
 
 
 @pytest.fixture
 def ledger(address):
     return Ledger(address)
-
-
-def releases(address):
-    return raw(address, "select count(*) from entries where kind = 'release'")[0][0]
 
 
 def test_a_release_is_booked_once_and_a_repeated_question_is_free(ledger):
@@ -267,11 +191,11 @@ def race(address, name, start, answers):
 
 
 def test_processes_that_race_for_the_last_releases_never_exceed_the_plan(address):
-    spawn = multiprocessing.get_context("spawn")
-    start = spawn.Barrier(2)
-    ends = [spawn.Pipe(duplex=False) for _ in range(2)]
+    new = warm_python.context()
+    start = new.Barrier(2)
+    ends = [new.Pipe(duplex=False) for _ in range(2)]
     racers = [
-        spawn.Process(target=race, args=(address, f"racer {i}", start, answers)) for i, (_, answers) in enumerate(ends)
+        new.Process(target=race, args=(address, f"racer {i}", start, answers)) for i, (_, answers) in enumerate(ends)
     ]
     for racer in racers:
         racer.start()

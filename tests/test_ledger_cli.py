@@ -8,17 +8,16 @@ import stat
 
 import numpy as np
 import pytest
-import toy_recipes
-from test_chain import edit, rows
-from test_cli import GUARANTEE, SECRET, answer, fedlens, interrupted, written
-from test_ledger import raw, unguarded
+from command_line import GUARANTEE, SECRET, answer, fedlens, stopped_after_a_round, written
+from toys import SHORT as TINY
+from toys import SHORT_PAIR as PAIR
+from toys import edit, raw, rows, unguarded
 
 from fedlens.core import pins
 from fedlens.ledger import Ledger, is_remote
 from fedlens.recipes.recipe import Recipe
 from fedlens.runs import run as runs
 
-TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
 COMMANDS = ["init", "show", "request", "review", "approve", "reject", "close", "verify", "witness", "key"]
 BUDGET = ["--population", "digits", "--epsilon", 10, "--delta", 1e-5]
 
@@ -168,7 +167,7 @@ def test_show_tells_what_was_spent_by_whom_on_what_and_what_is_left(book, recipe
     text = fedlens("ledger", "show", "--ledger", book).out
     assert "digits: budget epsilon 10 at delta 1e-05 per user (add/remove)" in text
     assert "spent epsilon 0; with what is reserved 8.00; 1 run(s)" in text
-    assert "0 of 1 count, 0 of 2 train releases, open by" in text
+    assert "0 of 1 count, 0 of 2 train releases, open; reserved by" in text
     assert ", to look" in text
 
 
@@ -376,7 +375,7 @@ def test_an_approval_is_for_one_run(guarded, recipe, out, paused):
 def test_an_approved_run_that_was_interrupted_is_resumed(guarded, recipe, out, monkeypatch):
     answer("ledger", "request", recipe, "--ledger", guarded)
     answer("ledger", "approve", 2, "--ledger", guarded)
-    sentence = interrupted(monkeypatch, "run", recipe, "--out", out, "--ledger", guarded)
+    sentence = stopped_after_a_round(monkeypatch, "run", recipe, "--out", out, "--ledger", guarded)
     assert fedlens(*shlex.split(sentence)[1:]).code == 0
     assert raw(guarded, "select count(*) from entries where kind = 'release'") == [(3,)]
 
@@ -460,9 +459,9 @@ def test_close_returns_all_parts_of_a_run(tmp_path, book, out, paused):
 
 def test_close_deletes_the_secret_wherever_the_ledger_is(book, recipe, out, monkeypatch):
     """Nobody will go on with the run, and whoever found it could take the noise away."""
-    sentence = interrupted(monkeypatch, "run", recipe, "--out", out, "--ledger", book)
+    sentence = stopped_after_a_round(monkeypatch, "run", recipe, "--out", out, "--ledger", book)
     secrets = pins.beside(str(book)) / ".private"
-    assert sorted(path.suffixes[-2] for path in secrets.iterdir()) == [".all", ".beside"]
+    assert sorted({path.suffixes[-2] for path in secrets.iterdir()}) == ["._data", ".all"]
     answer("ledger", "close", pathlib.Path(shlex.split(sentence)[-1]).name, "--ledger", book, "--out", out)
     assert list(secrets.iterdir()) == []
 
@@ -474,7 +473,7 @@ def test_close_of_one_part_leaves_the_others(tmp_path, book, out, paused):
 
 
 def test_a_closed_run_is_not_resumed(book, recipe, out, monkeypatch):
-    sentence = interrupted(monkeypatch, "run", recipe, "--out", out, "--ledger", book)
+    sentence = stopped_after_a_round(monkeypatch, "run", recipe, "--out", out, "--ledger", book)
     folder = pathlib.Path(shlex.split(sentence)[-1])
     answer("ledger", "close", folder.name, "--ledger", book)
     before = raw(book, "select count(*) from entries where kind = 'release'")

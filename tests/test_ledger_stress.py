@@ -8,7 +8,7 @@ import signal
 
 import pytest
 from command_line import fedlens
-from toy_recipes import TINY
+from toys import TINY
 
 from fedlens.core.randomness import Randomness
 from fedlens.ledger import Account, Budget, Item, Ledger
@@ -16,10 +16,6 @@ from fedlens.recipes.recipe import Recipe
 from fedlens.runs.run import Run
 
 BENCHMARKS = pathlib.Path(__file__).parents[1] / "benchmarks"
-
-
-def quiet(selection, done, rounds, facts):
-    pass
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+import toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from toys import vectors
 
 from fedlens.core.randomness import Randomness
-from fedlens.curators.simulated import Engine, one_by_one
+from fedlens.curators.contributions import one_by_one
+from fedlens.curators.engine import Engine
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger, guarantee
 from fedlens.privacy import (
@@ -37,6 +40,7 @@ from fedlens.privacy.losses import ExchangedGaussian, Gaussian, SampledGaussian
 
 ADD_REMOVE, REPLACE_ONE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
 MESSAGE = {"m": torch.zeros(1)}
+plan = functools.partial(toys.plan, releases=1, noise=1.0, expected=1.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,18 +52,6 @@ class Tight(Poisson):
     @property
     def cap(self):
         return self.tight
-
-
-def plan(sampling=None, *, noise=1.0, releases=1, neighbours=ADD_REMOVE, bound=None, unit=Unit.USER):
-    return Plan(
-        sampling=sampling or Everyone(),
-        bound=bound or L2Clip(norm=1.0),
-        noise_multiplier=noise,
-        releases=releases,
-        expected_contributors=1.0,
-        unit=unit,
-        neighbours=neighbours,
-    )
 
 
 def coarsely(promised, delta=1e-5):
@@ -162,7 +154,7 @@ def test_the_small_populations_meet_their_caps():
 def test_one_release_covers_every_crowd_and_is_no_looser_than_it_must_be(name, neighbours):
     sampling = SAMPLERS[name]
     for noise, delta in ((0.5, 1e-4), (3.0, 1e-6)):
-        claimed = plan(sampling, noise=noise, neighbours=neighbours).epsilon(delta)
+        claimed = plan(sampling=sampling, noise=noise, neighbours=neighbours).epsilon(delta)
         x = np.linspace(-6 - 10 * noise, 6 + 10 * noise, 6001)
         worst = []
         for crowd in crowds(sampling, neighbours):
@@ -193,7 +185,7 @@ class Profile:
 def test_two_releases_are_covered_even_if_the_second_looks_at_the_first(name, neighbours):
     """Others, and our own sign, may change with the sign of the first answer: the second release is adaptive."""
     sampling, noise, delta = SAMPLERS[name], 3.0, 1e-5
-    claimed = plan(sampling, noise=noise, releases=2, neighbours=neighbours).epsilon(delta)
+    claimed = plan(sampling=sampling, noise=noise, releases=2, neighbours=neighbours).epsilon(delta)
     x, y = np.linspace(-30, 30, 801), np.linspace(-30, 30, 12_001)
     crowd, worst = getattr(sampling, "population", 4) - 1, 0.0
 
@@ -249,7 +241,7 @@ def test_no_replacement_in_the_plane_is_worse_than_the_very_opposite_under_poiss
 
 @pytest.mark.parametrize(("size", "noise"), [(1, 0.8), (2, 2.0), (4, 1.0)])
 def test_no_replacement_in_the_plane_is_worse_than_claimed_for_a_fixed_size(size, noise):
-    loss = plan(FixedSize(size=size, population=5), noise=noise, neighbours=REPLACE_ONE).loss
+    loss = plan(sampling=FixedSize(size=size, population=5), noise=noise, neighbours=REPLACE_ONE).loss
     bell, cell = plane(noise)
     for ours, theirs in itertools.product(ANGLES, repeat=2):
         idle = (1 - loss.rate) * bell((-1, 0))  # the unit that we displace; the rest of the cohort does not move
@@ -263,7 +255,7 @@ def test_no_replacement_in_the_plane_is_worse_than_claimed_for_a_fixed_size(size
 @pytest.mark.parametrize(("groups", "releases"), [(1, 4), (2, 5), (3, 5), (3, 6), (4, 3), (5, 1)])
 def test_a_schedule_costs_what_its_busiest_slot_suffers(groups, releases, neighbours):
     sampling, noise, delta = Balanced(groups=groups, population=5), 1.5, 1e-4
-    claimed = plan(sampling, noise=noise, releases=releases, neighbours=neighbours).epsilon(delta)
+    claimed = plan(sampling=sampling, noise=noise, releases=releases, neighbours=neighbours).epsilon(delta)
     randomness, distance = Randomness.seeded(0), 2 if neighbours == REPLACE_ONE else 1
     turns = np.zeros(5)
     for release in range(releases):
@@ -279,7 +271,7 @@ def test_a_schedule_costs_what_its_busiest_slot_suffers(groups, releases, neighb
 def test_fewer_units_than_the_public_number_cost_no_more_at_any_delta(delta, rate):
     sampling, noise = Poisson(rate=rate, population=math.floor(0.026 / rate)), 0.3
     assert sampling.cap == 1 < sampling.population
-    claimed = plan(sampling, noise=noise).epsilon(delta)
+    claimed = plan(sampling=sampling, noise=noise).epsilon(delta)
     x = np.linspace(-4, 5, 40_001)
     without = scipy.stats.norm.pdf(x, 0, noise)
     alone = (1 - rate) * without + rate * scipy.stats.norm.pdf(x, 1, noise)
@@ -333,7 +325,7 @@ def test_no_attack_beats_the_claim_and_half_the_noise_is_caught(name, neighbours
     worlds = neighbouring(sampling, neighbours, (sent,) * (getattr(sampling, "population", 4) - 1))
     ratios = attacked(sampling, worlds, noise, releases, 2000)
     claimed, misstated = (
-        coarsely(plan(sampling, noise=noise * factor, releases=releases, neighbours=neighbours), delta)
+        coarsely(plan(sampling=sampling, noise=noise * factor, releases=releases, neighbours=neighbours), delta)
         for factor in (1, 2)
     )
     assert proven_delta(ratios, claimed) <= delta < proven_delta(ratios, misstated)
@@ -467,7 +459,7 @@ def test_a_coarse_grid_is_never_cheaper(name):
     "sampling", [FixedSize(size=2, population=5), Balanced(groups=3, population=5), Poisson(rate=0.2, population=9)]
 )
 def test_calibrated_noise_keeps_its_target_whoever_takes_part(sampling, neighbours):
-    found = plan(sampling, releases=7, neighbours=neighbours).calibrated(2.0, 1e-5)
+    found = plan(sampling=sampling, releases=7, neighbours=neighbours).calibrated(2.0, 1e-5)
     assert 0.98 * 2.0 < found.epsilon(1e-5) <= 2.0
     assert (found.sampling, found.neighbours) == (sampling, neighbours)
 
@@ -478,7 +470,9 @@ def test_rounding_in_long_compositions_never_lowers_a_tiny_delta():
     """All of N take part, so the truth is known exactly: one Gaussian. Refusing such a delta would do."""
     noise, releases, delta = 300.0, 100_000, 1e-12
     try:
-        promised = plan(FixedSize(size=5, population=5), noise=noise, releases=releases, neighbours=REPLACE_ONE)
+        promised = plan(
+            sampling=FixedSize(size=5, population=5), noise=noise, releases=releases, neighbours=REPLACE_ONE
+        )
         claimed = promised.epsilon(delta)
     except ValueError:
         return
@@ -489,7 +483,9 @@ def test_rounding_in_long_compositions_never_lowers_a_tiny_delta():
 def test_sampling_everyone_by_any_sampler_costs_what_everyone_costs(noise, releases, delta):
     one, two = (plan(noise=noise, releases=releases, neighbours=neighbours).epsilon(delta) for neighbours in Neighbours)
     costs = {
-        (sampling, neighbours): plan(sampling, noise=noise, releases=releases, neighbours=neighbours).epsilon(delta)
+        (sampling, neighbours): plan(sampling=sampling, noise=noise, releases=releases, neighbours=neighbours).epsilon(
+            delta
+        )
         for sampling in (Poisson(rate=1.0, population=3), FixedSize(size=3, population=3))
         for neighbours in Neighbours
     }
@@ -510,7 +506,7 @@ def test_sampling_everyone_by_any_sampler_costs_what_everyone_costs(noise, relea
     st.sampled_from([1e-3, 1e-5, 1e-7]),
 )
 def test_less_noise_more_releases_or_a_smaller_delta_never_cost_less(name, neighbours, noise, releases, factor, delta):
-    base = plan(SAMPLERS[name], noise=noise, releases=releases, neighbours=neighbours)
+    base = plan(sampling=SAMPLERS[name], noise=noise, releases=releases, neighbours=neighbours)
     cost = coarsely(base, delta) * (1 - 1e-6)
     assert coarsely(dataclasses.replace(base, noise_multiplier=noise / factor), delta) >= cost
     assert coarsely(dataclasses.replace(base, releases=releases + 1), delta) >= cost
@@ -524,8 +520,10 @@ def test_less_noise_more_releases_or_a_smaller_delta_never_cost_less(name, neigh
 @pytest.mark.parametrize(("size", "population", "noise"), [(1, 10, 10.0), (10, 1000, 20.0), (1, 1000, 4.0)])
 def test_more_noise_on_samples_of_a_fixed_size_never_costs_more(size, population, noise):
     sampling = FixedSize(size=size, population=population)
-    weak, strong = (plan(sampling, noise=factor * noise, neighbours=REPLACE_ONE).epsilon(1e-6) for factor in (0.1, 1.0))
-    assert plan(sampling, noise=noise).epsilon(1e-6) * (1 - 1e-6) <= strong < weak < math.inf
+    weak, strong = (
+        plan(sampling=sampling, noise=factor * noise, neighbours=REPLACE_ONE).epsilon(1e-6) for factor in (0.1, 1.0)
+    )
+    assert plan(sampling=sampling, noise=noise).epsilon(1e-6) * (1 - 1e-6) <= strong < weak < math.inf
 
 
 @settings(max_examples=5)
@@ -539,7 +537,7 @@ def test_more_noise_on_samples_of_a_fixed_size_never_costs_more(size, population
 def test_larger_samples_of_smaller_populations_never_cost_less(size, population, noise, releases, neighbours):
     def cost(size, population):
         sampling = FixedSize(size=size, population=population)
-        return coarsely(plan(sampling, noise=noise, releases=releases, neighbours=neighbours))
+        return coarsely(plan(sampling=sampling, noise=noise, releases=releases, neighbours=neighbours))
 
     base = cost(size, population) * (1 - 1e-6)
     assert cost(size, population + 10) <= base / (1 - 1e-6) ** 2
@@ -550,14 +548,17 @@ def test_larger_samples_of_smaller_populations_never_cost_less(size, population,
 @given(st.floats(0.02, 0.8), st.floats(0.8, 1.5), st.integers(1, 20), st.floats(1.05, 1.2), st.sampled_from(Neighbours))
 def test_a_higher_rate_never_costs_less(rate, noise, releases, factor, neighbours):
     samplers = (Poisson(rate=higher, population=30, capped=False) for higher in (rate, rate * factor))
-    costs = [coarsely(plan(sampling, noise=noise, releases=releases, neighbours=neighbours)) for sampling in samplers]
+    costs = [
+        coarsely(plan(sampling=sampling, noise=noise, releases=releases, neighbours=neighbours))
+        for sampling in samplers
+    ]
     assert costs[0] <= costs[1] * (1 + 1e-6)
 
 
 @given(st.integers(1, 30), st.integers(1, 50), st.floats(0.5, 5), st.sampled_from(Neighbours))
 def test_more_groups_never_cost_more_and_one_group_costs_what_everyone_costs(groups, releases, noise, neighbours):
     def cost(sampling):
-        return plan(sampling, noise=noise, releases=releases, neighbours=neighbours).epsilon(1e-5)
+        return plan(sampling=sampling, noise=noise, releases=releases, neighbours=neighbours).epsilon(1e-5)
 
     assert cost(Balanced(groups=groups, population=31)) >= cost(Balanced(groups=groups + 1, population=31))
     assert cost(Balanced(groups=1, population=31)) == cost(Everyone())
@@ -568,7 +569,9 @@ def test_more_groups_never_cost_more_and_one_group_costs_what_everyone_costs(gro
 def test_replacing_costs_no_less_than_removing_and_a_fixed_size_no_less_than_poisson(size, noise, releases, delta):
     fixed, poisson = FixedSize(size=size, population=10), Poisson(rate=size / 10, population=10, capped=False)
     costs = {
-        (sampling, neighbours): coarsely(plan(sampling, noise=noise, releases=releases, neighbours=neighbours), delta)
+        (sampling, neighbours): coarsely(
+            plan(sampling=sampling, noise=noise, releases=releases, neighbours=neighbours), delta
+        )
         for sampling in (fixed, poisson)
         for neighbours in Neighbours
     }
@@ -700,7 +703,7 @@ DISTANCES = [
 @pytest.mark.parametrize(("bound", "norm"), BOUNDS)
 @pytest.mark.parametrize(("sampling", "neighbours", "distance"), DISTANCES)
 def test_sensitivity_follows_from_sampler_neighbours_and_bound(sampling, neighbours, distance, bound, norm):
-    promised = plan(sampling, neighbours=neighbours, bound=bound, noise=1.7)
+    promised = plan(sampling=sampling, neighbours=neighbours, bound=bound, noise=1.7)
     assert promised.sensitivity == pytest.approx(distance * norm, rel=1e-12)
     assert promised.sensitivity >= distance * norm
     assert promised.stddev == pytest.approx(1.7 * norm, rel=1e-12)
@@ -710,7 +713,7 @@ def test_sensitivity_follows_from_sampler_neighbours_and_bound(sampling, neighbo
 
 
 def test_nobody_can_set_a_sensitivity():
-    promised = plan(FixedSize(size=2, population=5))
+    promised = plan(sampling=FixedSize(size=2, population=5))
     with pytest.raises(TypeError, match="sensitivity"):
         dataclasses.replace(promised, sensitivity=0.1)
     with pytest.raises(TypeError, match="sensitivity"):
@@ -724,11 +727,6 @@ def test_nobody_can_set_a_sensitivity():
 
 
 # What a plan refuses
-
-
-def vectors(rows):
-    rows = np.asarray(rows, dtype=np.float32)
-    return Population.from_arrays("vectors", {"x": rows}, np.ones(len(rows), np.int64))
 
 
 def send(message, examples, memory):
@@ -752,7 +750,7 @@ WRONG = {
 def test_data_that_a_sampler_does_not_fit_are_refused_before_anything_is_charged(door, name):
     (sampling, people, told), ledger = WRONG[name], Ledger()
     with pytest.raises(ValueError, match=told) as caught:
-        door(people, plan(sampling), ledger=ledger).noisy_mean(send, MESSAGE)
+        door(people, plan(sampling=sampling), ledger=ledger).noisy_mean(send, MESSAGE)
     assert ledger.spent("run", "train") == 0
     assert not list(ledger.entries())
     assert "7" not in str(caught.value)
@@ -770,7 +768,7 @@ def test_data_that_a_sampler_does_not_fit_are_refused_before_anything_is_charged
 )
 def test_data_that_a_sampler_fits_are_let_in_and_charged(door, sampling, people):
     ledger = Ledger()
-    door(people, plan(sampling), ledger=ledger).noisy_mean(send, MESSAGE)
+    door(people, plan(sampling=sampling), ledger=ledger).noisy_mean(send, MESSAGE)
     assert ledger.spent("run", "train") == 1
 
 
@@ -782,8 +780,8 @@ def test_a_selection_of_a_selection_and_its_examples_are_selected_too():
 
 def test_examples_have_no_slots():
     with pytest.raises(ValueError, match="balanced"):
-        plan(Balanced(groups=2, population=5), unit=Unit.EXAMPLE)
-    assert plan(Balanced(groups=2, population=5), unit=Unit.SILO).participations == 1
+        plan(sampling=Balanced(groups=2, population=5), unit=Unit.EXAMPLE)
+    assert plan(sampling=Balanced(groups=2, population=5), unit=Unit.SILO).participations == 1
 
 
 # Once wrong: a plan counts turns as ceil(releases / groups), as though release numbers were 0, 1, 2, ... But a
@@ -792,7 +790,7 @@ def test_examples_have_no_slots():
 # instead of 4).
 def test_a_group_that_is_asked_again_suffers_again(door):
     people, ledger = vectors(np.eye(4)), Ledger()
-    promised = plan(Balanced(groups=4, population=4), noise=5.0, releases=4)
+    promised = plan(sampling=Balanced(groups=4, population=4), noise=5.0, releases=4)
     answered = 0
     for number in range(4):
         try:
@@ -825,7 +823,7 @@ def displaced(units, size, releases):
 # both together.
 def test_what_others_remember_of_our_displacing_them_is_paid_for_or_refused(door):
     size, releases, noise, delta = 40, 10, 10.0, 1e-5
-    promised = plan(FixedSize(size=size, population=size + 1), noise=noise, releases=releases)
+    promised = plan(sampling=FixedSize(size=size, population=size + 1), noise=noise, releases=releases)
     try:
         door(vectors(np.eye(size + 1)), promised, memory={"asked": torch.zeros(size + 1)})
     except ValueError:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from scipy import special
 
 from fedlens.privacy import L2Clip, Neighbours, Unit, accounting
-from fedlens.privacy.matrix import Banded, Identity, MatrixPlan, Tree, squared_sensitivity
+from fedlens.privacy.matrix import Banded, BinaryTree, Identity, MatrixPlan, squared_sensitivity
 
 DELTA = 4e-8
 SMALL = [Identity(), Banded(bands=1), Banded(bands=2), Banded(bands=3), Banded(bands=5), Banded(bands=40)]
-SMALL += [Tree(restart=1), Tree(restart=3), Tree(restart=4), Tree(restart=6), Tree(restart=40)]
+SMALL += [BinaryTree(restart=restart) for restart in (1, 3, 4, 6, 40)]
 
 
 def plan(strategy=None, noise=4.0, **options):
@@ -79,7 +79,7 @@ def rounded(values, digits=2):
 
 def test_the_matrices_are_those_of_the_papers():
     nodes = np.array([[1, 0, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [1, 1, 1, 1, 0], [0, 0, 0, 0, 1]])
-    assert np.array_equal(dense(Tree(restart=4), 5), nodes)
+    assert np.array_equal(dense(BinaryTree(restart=4), 5), nodes)
     one, half = 1 / math.sqrt(1.25), 0.5 / math.sqrt(1.25)
     assert dense(Banded(bands=2), 3) == pytest.approx(np.array([[one, 0, 0], [half, one, 0], [0, half, 1]]))
     full = special.binom(2 * np.arange(7), np.arange(7)) / 4.0 ** np.arange(7)
@@ -116,7 +116,7 @@ def test_the_stream_is_the_dense_solution(strategy, releases):
     assert np.array(streamed) == pytest.approx(np.linalg.solve(dense(strategy, releases), rows), abs=1e-11)
 
 
-@pytest.mark.parametrize(("strategy", "rows"), [(Identity(), 0), (Banded(bands=8), 7), (Tree(restart=250), 8)])
+@pytest.mark.parametrize(("strategy", "rows"), [(Identity(), 0), (Banded(bands=8), 7), (BinaryTree(restart=250), 8)])
 def test_the_stream_remembers_few_rows_and_goes_on_from_any_of_them(strategy, rows):
     z, memory, resumed = np.random.default_rng(1).standard_normal(600), (), []
     for release in range(600):
@@ -135,7 +135,7 @@ def test_the_stream_takes_tensors_and_ends_with_the_plan():
     assert len(list(left)) == 2
 
 
-@pytest.mark.parametrize("strategy", [Banded(bands=32), Tree(restart=250)])
+@pytest.mark.parametrize("strategy", [Banded(bands=32), BinaryTree(restart=250)])
 def test_long_streams_stay_stable(strategy):
     """The running sums of streamed noise have the variance that the matrix says, to the last release."""
     z = np.random.default_rng(2).standard_normal((1000, 400))
@@ -161,9 +161,9 @@ def test_the_sensitivity_is_what_the_worst_pattern_reaches(strategy, releases):
         (Banded(bands=16), 16, 5, 1),
         (Banded(bands=7), 16, 4, 2),
         (Banded(bands=16), 20, 3, 4),
-        (Tree(restart=7), 16, 5, 1),
-        (Tree(restart=16), 16, 4, 3),
-        (Tree(restart=12), 20, 3, 2),
+        (BinaryTree(restart=7), 16, 5, 1),
+        (BinaryTree(restart=16), 16, 4, 3),
+        (BinaryTree(restart=12), 20, 3, 2),
     ],
 )
 def test_where_many_participations_overlap_the_bound_holds_and_is_nearly_reached(
@@ -179,9 +179,9 @@ def test_where_many_participations_overlap_the_bound_holds_and_is_nearly_reached
     [
         (1.0, Banded(bands=2), 8, 2, 4),  # forgets that a unit takes part twice
         (math.sqrt(2), Banded(bands=5), 8, 2, 2),  # takes columns that overlap for orthogonal ones
-        (math.sqrt(2), Tree(restart=4), 8, 2, 4),  # forgets that a release is in several nodes
-        (math.sqrt(2 * 2), Tree(restart=4), 8, 2, 4),  # forgets one level of the tree
-        (math.sqrt(2 * 3), Tree(restart=8), 8, 2, 4),  # restarts later than a unit comes back
+        (math.sqrt(2), BinaryTree(restart=4), 8, 2, 4),  # forgets that a release is in several nodes
+        (math.sqrt(2 * 2), BinaryTree(restart=4), 8, 2, 4),  # forgets one level of the tree
+        (math.sqrt(2 * 3), BinaryTree(restart=8), 8, 2, 4),  # restarts later than a unit comes back
     ],
 )
 def test_a_broken_sensitivity_is_refuted(broken, strategy, releases, participations, separation):
@@ -191,7 +191,7 @@ def test_a_broken_sensitivity_is_refuted(broken, strategy, releases, participati
     assert not refuted(derived, strategy, releases, participations, separation)
 
 
-@pytest.mark.parametrize("strategy", [Identity(), Banded(bands=6), Tree(restart=8)])
+@pytest.mark.parametrize("strategy", [Identity(), Banded(bands=6), BinaryTree(restart=8)])
 def test_no_vectors_move_it_farther_than_equal_ones(strategy):
     """|sum c_i u_i|^2 = sum <c_i, c_j> <u_i, u_j> <= sum |<c_i, c_j>|, whatever the dimension."""
     rng, derived = np.random.default_rng(3), math.sqrt(squared_sensitivity(strategy, 8, 3, 2))
@@ -202,7 +202,7 @@ def test_no_vectors_move_it_farther_than_equal_ones(strategy):
         assert moved.max(initial=0.0) <= derived * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("strategy", [Banded(bands=3), Tree(restart=3)])
+@pytest.mark.parametrize("strategy", [Banded(bands=3), BinaryTree(restart=3)])
 def test_replacing_moves_it_twice_as_far_and_no_farther(strategy):
     """One unit leaves with its pattern and another comes with any other pattern."""
     options = {"releases": 6, "participations": 2, "separation": 3, "bound": L2Clip(norm=0.5)}
@@ -229,7 +229,9 @@ def test_the_matrices_of_long_runs_are_priced_quickly():
 # What it costs
 
 
-@pytest.mark.parametrize("strategy", [Identity(), Banded(bands=3), Banded(bands=5), Tree(restart=3), Tree(restart=6)])
+@pytest.mark.parametrize(
+    "strategy", [Identity(), Banded(bands=3), Banded(bands=5), BinaryTree(restart=3), BinaryTree(restart=6)]
+)
 def test_the_densities_of_the_worst_neighbours_are_as_close_as_claimed(strategy):
     """What is published, the correlated rows, with a unit and without it: their log ratio, sample by sample."""
     own = plan(strategy, noise=1.5, releases=6, participations=2, separation=3, bound=L2Clip(norm=2.0))
@@ -255,7 +257,9 @@ REFERENCE = {  # noise multiplier: the tree by Renyi DP, the tree exactly, and u
 def test_the_pinned_epsilons(noise):
     renyi = rdp_privacy_accountant.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_SPECIAL)
     renyi.compose(dp_accounting.SingleEpochTreeAggregationDpEvent(noise, [250]), 4)
-    exact = [plan(strategy, noise).epsilon(DELTA) for strategy in (Tree(restart=250), Banded(bands=250), Identity())]
+    exact = [
+        plan(strategy, noise).epsilon(DELTA) for strategy in (BinaryTree(restart=250), Banded(bands=250), Identity())
+    ]
     assert rounded([renyi.get_epsilon(DELTA), *exact]) == [*REFERENCE[noise], REFERENCE[noise][-1]]
 
 
@@ -265,7 +269,7 @@ def test_the_pinned_epsilons(noise):
         (Identity(), Neighbours.ADD_REMOVE, 4.308),
         (Banded(bands=128), Neighbours.ADD_REMOVE, 4.308),
         (Banded(bands=128), Neighbours.REPLACE_ONE, 8.616),
-        (Tree(restart=250), Neighbours.ADD_REMOVE, 12.186),
+        (BinaryTree(restart=250), Neighbours.ADD_REMOVE, 12.186),
     ],
 )
 def test_the_pinned_noise(strategy, neighbours, noise):
@@ -276,7 +280,7 @@ def test_the_pinned_noise(strategy, neighbours, noise):
 
 def test_the_pinned_errors_of_running_sums():
     """The tree's 43.9 is the plain sum of the nodes that tile a prefix, not Honaker's weighted one."""
-    others = [Identity(), Tree(restart=250), *(Banded(bands=bands) for bands in (8, 32, 128, 250))]
+    others = [Identity(), BinaryTree(restart=250), *(Banded(bands=bands) for bands in (8, 32, 128, 250))]
     errors = [plan(strategy).calibrated(2.38, DELTA).prefix_error() for strategy in others]
     assert rounded(errors, 1) == [96.4, 43.9, 40.6, 23.6, 15.5, 13.8]
     assert round(plan(Identity(), 0.7882).prefix_error(), 1) == 17.6  # of independent noise under Poisson sampling
@@ -304,7 +308,7 @@ def test_correlated_noise_without_sampling_beats_amplified_independent_noise_on_
 STRATEGIES = st.one_of(
     st.just(Identity()),
     st.integers(1, 30).map(lambda bands: Banded(bands=bands)),
-    st.integers(1, 30).map(lambda restart: Tree(restart=restart)),
+    st.integers(1, 30).map(lambda restart: BinaryTree(restart=restart)),
 )
 
 
@@ -351,7 +355,7 @@ def test_independent_noise_costs_what_as_many_plain_releases_do():
 # The plan
 
 
-@pytest.mark.parametrize("strategy", [Identity(), Banded(bands=8), Tree(restart=250)])
+@pytest.mark.parametrize("strategy", [Identity(), Banded(bands=8), BinaryTree(restart=250)])
 def test_a_plan_survives_being_written_down(strategy):
     own = plan(strategy, unit=Unit.SILO, neighbours=Neighbours.REPLACE_ONE, bound=L2Clip(norm=0.05))
     own = own.calibrated(2.0, DELTA)
@@ -380,7 +384,7 @@ def test_a_plan_that_promises_nonsense_is_refused(wrong):
         plan(**wrong)
 
 
-@pytest.mark.parametrize("made", [lambda: Banded(bands=0), lambda: Tree(restart=0)])
+@pytest.mark.parametrize("made", [lambda: Banded(bands=0), lambda: BinaryTree(restart=0)])
 def test_a_strategy_of_nothing_is_refused(made):
     with pytest.raises(ValueError, match="Expected"):
         made()

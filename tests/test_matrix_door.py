@@ -10,17 +10,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from toys import vectors
 
 from fedlens.core.randomness import Randomness
+from fedlens.curators.engine import Engine
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine, Together
-from fedlens.data.population import Population
+from fedlens.curators.together import Together
 from fedlens.ledger import Account, Budget, Item, Ledger, Spending, guarantee, storage
 from fedlens.privacy import Balanced, Everyone, L2Clip, MatrixPlan, Neighbours, Plan, Unit, accounting
-from fedlens.privacy.matrix import Banded, Identity, Tree, squared_sensitivity
+from fedlens.privacy.matrix import Banded, BinaryTree, Identity, squared_sensitivity
 
 DELTA = 1e-5
-STRATEGIES = [Identity(), Banded(bands=2), Banded(bands=5), Tree(restart=3)]
+STRATEGIES = [Identity(), Banded(bands=2), Banded(bands=5), BinaryTree(restart=3)]
 NAMES = ["independent", "two bands", "five bands", "tree"]
 
 
@@ -51,11 +52,6 @@ def plain(releases=3, noise=4.0, **options):
 def strategy_matrix(promised):
     """C: the stream of the identity's rows is its inverse (compared with the papers' matrices in test_matrix)."""
     return np.linalg.inv(np.array(list(promised.correlated(np.eye(promised.releases)))))
-
-
-def vectors(rows):
-    rows = np.asarray(rows, dtype=np.float32)
-    return Population.from_arrays("vectors", {"x": rows}, np.ones(len(rows), np.int64))
 
 
 def send(message, examples, memory):
@@ -182,7 +178,7 @@ def test_a_joint_guarantee_is_that_of_the_exact_gaussians(neighbours):
 
 
 def test_a_spending_survives_being_written_down():
-    plans = plan(participations=3, separation=2, slots=9), plain(), plan(Tree(restart=3))
+    plans = plan(participations=3, separation=2, slots=9), plain(), plan(BinaryTree(restart=3))
     spending = Spending(account=Account(run="r", population="p"), plans=plans)
     again = Spending.from_dict(json.loads(json.dumps(spending.to_dict())))
     assert again == spending
@@ -376,8 +372,8 @@ def test_no_two_runs_stages_parts_or_data_share_noise(door):
     assert torch.equal(again, noises[0])
 
 
-def test_doors_that_are_asked_at_once_answer_as_each_alone(door):
-    plans = plan(), plan(Tree(restart=3))
+def test_curators_that_are_asked_at_once_answer_as_each_alone(door):
+    plans = plan(), plan(BinaryTree(restart=3))
     alone = [transcript(door(SOME, each, engine=Engine(chunk=5))) for each in plans]
     together = Together([door(SOME, each, engine=Engine(chunk=5)) for each in plans], 5)
     for release in range(6):

@@ -186,7 +186,7 @@ def test_constant_features_do_not_count():
 
 @pytest.mark.parametrize("measure", [classifier_test, mmd_test])
 def test_sides_that_cannot_be_compared_are_refused(measure):
-    with pytest.raises(ValueError, match="Expected at least two samples a side"):
+    with pytest.raises(ValueError, match="Expected at least two samples a group"):
         measure(drawn(1, 0), drawn(5, 1))
     with pytest.raises(ValueError, match="all of one shape"):
         measure(drawn(5, 0), drawn(5, 1, side=16))

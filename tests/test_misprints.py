@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedlens.media.text import faults as misprints
-from fedlens.media.text.faults import MISPRINTS, named
+from fedlens.media.text.faults import FAULTS
 
 SENTENCE = ["well", ",", "the", "court", "of", "appeals", "naïve"]
 EXPECTED = {
@@ -17,25 +17,25 @@ EXPECTED = {
 
 
 def test_what_each_misprint_does() -> None:
-    assert {kind: misprint.tokens(list(SENTENCE)) for kind, misprint in MISPRINTS.items()} == EXPECTED
+    assert {kind: misprint.change(list(SENTENCE)) for kind, misprint in FAULTS.known.items()} == EXPECTED
 
 
-@pytest.mark.parametrize("kind", MISPRINTS)
+@pytest.mark.parametrize("kind", FAULTS.known)
 @given(st.lists(st.text(st.characters())))
 def test_any_tokens_at_all(kind: str, tokens: list[str]) -> None:
     before = list(tokens)
-    after = MISPRINTS[kind].tokens(tokens)
+    after = FAULTS.known[kind].change(tokens)
     assert tokens == before  # the right tokens are left as they were
     assert bool(after) == bool(tokens)
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
 def test_mojibake_can_be_undone(tokens: list[str]) -> None:
-    assert [token.encode("latin-1").decode() for token in MISPRINTS["mojibake"].tokens(tokens)] == tokens
+    assert [token.encode("latin-1").decode() for token in FAULTS.known["mojibake"].change(tokens)] == tokens
 
 
 def test_a_sentence_of_one_token_cannot_be_concatenated() -> None:
-    assert MISPRINTS["concatenated"].tokens(["yes"]) == ["yes"]
+    assert FAULTS.known["concatenated"].change(["yes"]) == ["yes"]
 
 
 def reversed_words(tokens: list[str]) -> list[str]:
@@ -47,19 +47,19 @@ def reversed_words(tokens: list[str]) -> list[str]:
 
 def test_somebody_elses_misprint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(misprints, "reversed_words", reversed_words, raising=False)
-    found = named("fedlens.media.text.faults:reversed_words")
+    found = FAULTS.named("fedlens.media.text.faults:reversed_words")
     assert found.summary == "Words read from right to left"
-    assert found.tokens(["ab", "c"]) == ["ba", "c"]
+    assert found.change(["ab", "c"]) == ["ba", "c"]
 
 
 def test_ours_by_name() -> None:
-    assert all(named(kind) is misprint for kind, misprint in MISPRINTS.items())
+    assert all(FAULTS.named(kind) is misprint for kind, misprint in FAULTS.known.items())
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["clever", "", ":", "a:", "no.such:f", "fedlens.media.text.faults:gone", "fedlens.media.text.faults:MISPRINTS"],
+    ["clever", "", ":", "a:", "no.such:f", "fedlens.media.text.faults:gone", "fedlens.media.text.faults:FAULTS"],
 )
 def test_unknown_misprints_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="Expected"):
-        named(kind)
+        FAULTS.named(kind)

@@ -6,13 +6,14 @@ import sqlite3
 import pytest
 import torch
 import toy_texts
-from test_cli import answer, fedlens
+import toys
+from command_line import answer, fedlens
 from toy_texts import KNOWN, PAIR, UNKNOWN
+from toys import quiet
 
 from fedlens.algorithms import Ngrams
 from fedlens.core import tensorfiles
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine
 from fedlens.ledger import Ledger, guarantee
 from fedlens.media.opening import opened
 from fedlens.media.text.samples import NgramModel, Texts
@@ -26,11 +27,7 @@ NETWORK, OPEN = 'model = "spelling"', 'model = "ngrams"'
 CROWD = [line | {"user": f"patient-4711-{n}"} for n, line in enumerate(toy_texts.lines() * 10)]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def steady():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
-        yield
+steady = toys.steady()
 
 
 def written(folder, found=None, *, text=OPEN, rounds="", population=60, **parts):
@@ -45,10 +42,6 @@ def written(folder, found=None, *, text=OPEN, rounds="", population=60, **parts)
 def created(folder, *overrides, seed=3, **parts):
     recipe = Recipe.open(written(folder, **parts), overrides)
     return Run.created(recipe, folder / "out", address=folder / "ledger.sqlite", seed=seed, device="cpu")
-
-
-def quiet(selection, done, rounds, facts):
-    pass
 
 
 def charges(run):
@@ -74,19 +67,19 @@ def run(tmp_path_factory, steady):
 
 def test_a_recipe_that_leaves_rounds_and_clip_open_asks_for_one_release_of_norm_one(tmp_path):
     recipe = Recipe.open(written(tmp_path))
-    count, train = recipe.plans
+    count, train = recipe.plans["count"], recipe.plans["train"]
     assert (recipe.privacy.rounds, recipe.privacy.clip) == (1, 1.0)
     assert (train.releases, train.bound.norm, train.expected_contributors) == (1, 1.0, 20)
     assert guarantee(recipe.spendings(), 1e-5).epsilon == pytest.approx(8.0, rel=1e-3)
-    assert recipe.algorithm() == Ngrams(noise=train.stddev / 20, order=recipe.text.order)
+    assert recipe.built() == Ngrams(noise=train.stddev / 20, order=recipe.text.order)
     assert count.releases == 1
 
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_the_noise_of_the_whole_table_is_told(tmp_path, order):
     recipe = Recipe.open(written(tmp_path), [f"text.order={order}"])
-    assert recipe.weights() == SYMBOLS**order == recipe.start()["counts"].numel()
-    assert recipe.noise_to_signal == pytest.approx(recipe.plans[1].stddev * SYMBOLS ** (order / 2) / 20)
+    assert recipe.medium.weights(recipe) == SYMBOLS**order == recipe.built().start()["counts"].numel()
+    assert recipe.noise_to_signal == pytest.approx(recipe.plans["train"].stddev * SYMBOLS ** (order / 2) / 20)
 
 
 @pytest.mark.parametrize(
@@ -279,7 +272,7 @@ def test_models_are_compared_with_their_like_on_the_command_line(tmp_path, run, 
     mine = run.folder / "all"
     assert len(answer("compare", mine, mine, "--to", tmp_path / "same")["runs"]) == 2
     done = fedlens("compare", mine, network, "--to", tmp_path / "mixed")
-    assert (done.code, "goes with its like" in done.err) == (2, True)
+    assert (done.code, "two models of one kind" in done.err) == (2, True)
 
 
 def test_a_model_is_reported_and_sampled_by_itself(tmp_path, run):
@@ -292,7 +285,7 @@ def test_a_model_is_reported_and_sampled_by_itself(tmp_path, run):
 def test_what_a_state_is_worth(run):
     """A state without a release is a model that knows nothing, and says so."""
     recipe, book = run.recipe, Ledger(run.address)
-    made = run_reports.model_of(recipe, "all", recipe.start(), book.spending(f"{run.name}/all"), book.head())
+    made = run_reports.model_of(recipe, "all", recipe.built().start(), book.spending(f"{run.name}/all"), book.head())
     assert made.rounds == 0
     assert len(made.sampled(50, 0).words) == 50
 
@@ -309,3 +302,10 @@ def test_so_much_noise_that_a_finding_is_a_hint_is_told_before_and_after(tmp_pat
     assert told in run.executed(quiet).warnings
     calm = Recipe.open(written(tmp_path, population=400), ["privacy.users=300"])
     assert calm.doubts == ()
+
+
+@pytest.mark.parametrize(("algorithm", "model"), [("fedavg", "ngrams"), ("ngrams", "spelling")])
+def test_an_algorithm_that_does_not_train_the_model_is_refused(tmp_path, algorithm, model):
+    with pytest.raises(RecipeError, match=f"'{algorithm}' does not go with text.model = '{model}'"):
+        Recipe.open(written(tmp_path), [f"algorithm={algorithm}", f"text.model={model}"])
+    assert Recipe.open(written(tmp_path), ["algorithm=ngrams"]).algorithm_name == "ngrams"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from fedlens.algorithms.ngrams import Ngrams
 from fedlens.core import trees
-from fedlens.curators.simulated import Engine, one_by_one, vectorised
+from fedlens.curators.contributions import one_by_one, vectorised
+from fedlens.curators.engine import Engine
 from fedlens.data.population import Population
 from fedlens.models.markov import EDGE, SIGNS, SYMBOLS, Markov
 from fedlens.models.words import SPELLING_END, spelled, unspelled
@@ -45,7 +46,7 @@ def grams(words: list[str], order: int) -> collections.Counter:
 
 
 class Exact:
-    """A door without noise, in plain Python."""
+    """A curator without noise, in plain Python."""
 
     remaining = 1
 
@@ -58,21 +59,21 @@ class Exact:
 
 
 def sent(algorithm: Ngrams, examples: trees.Tree) -> torch.Tensor:
-    """What a user sends when asked: the door is a stand-in that lets one contribution through."""
+    """What a user sends when asked: the curator is a stand-in that lets one contribution through."""
 
-    class Door:
+    class Stub:
         remaining = 1
 
         def noisy_mean(self, contribute, message):
             return contribute(message, examples, {})[0]
 
-    (state,) = algorithm.run(Door(), algorithm.start())
+    (state,) = algorithm.run(Stub(), algorithm.start())
     return state["counts"]
 
 
 def learnt(users: list[list[str]], algorithm: Ngrams = EXACT) -> Markov:
     (state,) = algorithm.run(Exact(users), algorithm.start())
-    return algorithm.model(state)
+    return algorithm.result(state)
 
 
 @pytest.mark.parametrize("order", [2, 3])
@@ -108,16 +109,16 @@ def test_vectorised_equals_one_by_one() -> None:
     examples = trees.stacked([unit(["a", "ab"]), unit(["it is", "é"]), unit(["", "zzz"])])
     message: trees.Tree = {}
 
-    class Door:
+    class Stub:
         remaining = 1
 
         def noisy_mean(self, contribute, asked):
             message.update(asked)
             return {"counts": torch.zeros(1)}
 
-    next(EXACT.run(Door(), EXACT.start()))
+    next(EXACT.run(Stub(), EXACT.start()))
     shape = {"counts": torch.zeros([SYMBOLS] * 3)}
-    fast, slow = (run(EXACT.counts, message, examples, {}, shape)[0]["counts"] for run in (vectorised, one_by_one))
+    fast, slow = (run(EXACT.contribute, message, examples, {}, shape)[0]["counts"] for run in (vectorised, one_by_one))
     assert torch.equal(fast, slow)
     assert (fast.flatten(1).sum(1) > 0).all()
 
@@ -134,11 +135,11 @@ def test_without_noise_probabilities_are_relative_frequencies(order: int) -> Non
 def test_every_row_is_a_distribution() -> None:
     noisy = Ngrams(noise=0.01)
     state = noisy.start() | {"counts": 0.01 * torch.randn([SYMBOLS] * 3, generator=torch.Generator().manual_seed(0))}
-    table = noisy.model(state).table
+    table = noisy.result(state).table
     assert (table >= 0).all()
     assert torch.allclose(table.sum(-1), torch.ones_like(table[..., 0]))
     assert table[EDGE, EDGE, EDGE] == 0
-    flat = noisy.model(noisy.start()).table  # of nothing at all: every sign is as likely as every other
+    flat = noisy.result(noisy.start()).table  # of nothing at all: every sign is as likely as every other
     assert flat[0, 0].tolist() == pytest.approx([1 / SYMBOLS] * SYMBOLS)
 
 
@@ -177,7 +178,7 @@ def test_a_table_that_is_none_is_refused(table) -> None:
 def test_the_likeliest_words_are_those_of_an_exhaustive_search() -> None:
     generator = torch.Generator().manual_seed(0)
     state = EXACT.start() | {"counts": torch.rand([SYMBOLS] * 3, generator=generator) ** 20}
-    model = EXACT.model(state)
+    model = EXACT.result(state)
     short = [a + b for a in SIGNS for b in ("", *SIGNS)]
     scores = model.log_probability(short)
     best = sorted(zip(scores.tolist(), short, strict=True), reverse=True)[:30]
@@ -206,7 +207,7 @@ def test_one_release_for_everyone(door) -> None:
     (state,) = algorithm.run(curator, algorithm.start())
     assert curator.remaining == 0
     assert list(algorithm.run(curator, state)) == []
-    model = algorithm.model(state)
+    model = algorithm.result(state)
     assert {word for word, _ in model.likeliest(3)} == {"the", "court", "it is"}
     plain, secret = model.log_probability(["court", "zyx"]).exp().tolist()
     assert plain > 0.1

@@ -9,7 +9,8 @@ import scipy.stats
 import torch
 
 from fedlens.core.randomness import Randomness
-from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.curators.engine import Engine
+from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
 from fedlens.privacy import Everyone, L2Clip, Plan

@@ -5,11 +5,9 @@ import pathlib
 import types
 
 import pytest
+from command_line import answer, fedlens
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_budgets import item
-from test_chain import insert, problems, rows
-from test_cli import answer, fedlens
-from test_ledger import account, plan, raw
+from toys import account, insert, item, plan, problems, raw, rows
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Entry, Ledger, NotApprovedError, storage

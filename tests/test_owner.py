@@ -9,15 +9,15 @@ import sqlite3
 import numpy as np
 import pytest
 import torch
+import toys
 from command_line import fedlens, interrupted, run_folder
-from test_bad_images import ALL, BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, classifier, columns, written
+from toy_images import ALL, BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, classifier, columns, written
 from toy_texts import lines
 
 from fedlens.core import pins
-from fedlens.curators.simulated import Engine
-from fedlens.data import readers
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger
+from fedlens.media.text.public import sentences_of
 from fedlens.models.primary import open_primary
 from fedlens.owner import prints
 from fedlens.owner.folder import Bounds, Owner
@@ -25,16 +25,12 @@ from fedlens.owner.registration import Policy
 from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.tables import Data
 from fedlens.runs import preparation
-from fedlens.runs.run import Run
+from fedlens.runs.folder import FolderKeeper
 
 NAMED = re.compile(r'source = .*\npath = .*\nname = "crowd"\n')
 
 
-@pytest.fixture(autouse=True, scope="module")
-def steady():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
-        yield
+steady = toys.steady()
 
 
 def ledger(folder):
@@ -432,7 +428,7 @@ def test_registered_text_is_not_counted_in_clear(talk, form):
     if form == "copy.jsonl":
         shutil.copy(talk / "d.jsonl", talk / form)
     if form == "plain.txt":
-        (talk / form).write_text("\n".join(reversed(readers.sentences_of(talk / "d.jsonl"))))
+        (talk / form).write_text("\n".join(reversed(sentences_of(talk / "d.jsonl"))))
     done = fedlens("vocabulary", "count", talk / form, "--to", talk / "words.txt", *ledger(talk))
     refused(done, "it holds private data")
     assert not (talk / "words.txt").exists()
@@ -590,11 +586,11 @@ def test_a_run_folder_of_ones_own_making_is_not_resumed(tmp_path, monkeypatch):
 def test_the_secrets_of_a_run_are_all_made_when_it_begins(tmp_path, monkeypatch):
     """One that is made later could be somebody else's by then."""
     written(tmp_path, BOTH)
-    interrupted(monkeypatch, Run, "_checkpoint", after=True)
+    interrupted(monkeypatch, FolderKeeper, "save", after=True)
     assert run(tmp_path).code == 130
     monkeypatch.undo()
-    kept = sorted(path.name.split(".", 1)[1] for path in (tmp_path / "out" / ".private").iterdir())
-    assert kept == ["beside.key", "high.key", "low.key"]
+    kept = sorted(path.name.split(".", 1)[1] for path in (tmp_path / "out" / ".private").glob("*.key"))
+    assert kept == ["_data.key", "high.key", "low.key"]
     next((tmp_path / "out" / ".private").glob("*.high.key")).unlink()
     refused(fedlens("run", "--resume", run_folder(tmp_path)), "secret")
 
@@ -666,7 +662,7 @@ def test_a_primary_model_that_was_put_into_the_folder_is_not_asked(tmp_path, mon
     """Nothing vouched for it before the first release: neither an approval nor the owner's policy."""
     written(tmp_path, BOTH)
     classifier(tmp_path / "other.pt", favourite=3)
-    interrupted(monkeypatch, preparation.Side, "of")
+    interrupted(monkeypatch, preparation, "site")
     assert run(tmp_path).code == 130
     monkeypatch.undo()
     kept = run_folder(tmp_path) / "primary.safetensors"
@@ -765,7 +761,7 @@ def stopped(folder, monkeypatch):
     """A run that was interrupted after its first round."""
     written(folder)
     interrupted(
-        monkeypatch, Run, "_checkpoint", when=lambda run, part, state, door: int(state["round"]) == 1, after=True
+        monkeypatch, FolderKeeper, "save", when=lambda keeper, state, curator: int(state["round"]) == 1, after=True
     )
     assert run(folder).code == 130
     monkeypatch.undo()
@@ -849,3 +845,21 @@ def test_two_registrations_of_the_same_key_agree(tmp_path):
     source = Data(source="npz", path=str(tmp_path / "d.npz"))
     made = Owner(str(tmp_path / "b.db")).register("crowd", source, Bounds(population=60), policy=Policy())
     assert Owner(str(tmp_path / "b.db")).registered("crowd") == made
+
+
+def test_rows_that_have_owners_are_not_dealt(tmp_path):
+    """Silently to go by another column would be another unit."""
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines()))
+    done = fedlens(
+        "data",
+        "register",
+        "talk",
+        tmp_path / "d.jsonl",
+        "--deal-to",
+        5,
+        "--population",
+        30,
+        "--ledger",
+        tmp_path / "l.db",
+    )
+    assert (done.code, "Expected no --deal-to" in done.err) == (2, True)

@@ -1,11 +1,13 @@
 """Privacy-loss distributions against an independent accountant: privacy random variables, Gopi, Lee, Wutschitz 2021."""
 
+import functools
 import math
 
 import pytest
+import toys
 from prv_accountant import GaussianMechanism, PoissonSubsampledGaussianMechanism, PRVAccountant
 
-from fedlens.privacy import Everyone, FixedSize, L2Clip, Plan, Poisson, accounting
+from fedlens.privacy import Everyone, FixedSize, Poisson, accounting
 
 SETTINGS = [  # rate, noise, releases, delta
     (0.01, 1.0, 1000, 1e-5),
@@ -17,16 +19,7 @@ SETTINGS = [  # rate, noise, releases, delta
     (0.9, 6.0, 20, 1e-9),
     (1.0, 5.0, 10, 1e-5),
 ]
-
-
-def plan(sampling, noise, releases):
-    return Plan(
-        sampling=sampling,
-        bound=L2Clip(norm=1.0),
-        noise_multiplier=noise,
-        releases=releases,
-        expected_contributors=1.0,
-    )
+plan = functools.partial(toys.plan, expected=1.0)
 
 
 def prv_interval(suffered, delta):
@@ -51,7 +44,9 @@ def poisson(rate, noise):
 @pytest.mark.parametrize(("rate", "noise", "releases", "delta"), SETTINGS)
 def test_sampled_releases_cost_what_the_other_accountant_says(rate, noise, releases, delta):
     low, high = prv_interval([(poisson(rate, noise), releases)], delta)
-    stated = plan(Poisson(rate=rate, population=10**6, capped=False), noise, releases).epsilon(delta)
+    stated = plan(sampling=Poisson(rate=rate, population=10**6, capped=False), noise=noise, releases=releases).epsilon(
+        delta
+    )
     assert 0 < low <= stated <= 1.01 * high
     assert high - low < 0.05 * high  # or this would say little
 
@@ -61,32 +56,36 @@ def test_the_other_accountant_would_notice_a_wrong_multiplier_rate_or_count(rate
     low, high = prv_interval([(poisson(rate, noise), releases)], delta)
     sampling = Poisson(rate=rate, population=10**6, capped=False)
     wrong = (
-        plan(sampling, 1.05 * noise, releases),
-        plan(Poisson(rate=0.95 * rate, population=10**6, capped=False), noise, releases),
-        plan(sampling, noise, round(0.9 * releases)),
+        plan(sampling=sampling, noise=1.05 * noise, releases=releases),
+        plan(sampling=Poisson(rate=0.95 * rate, population=10**6, capped=False), noise=noise, releases=releases),
+        plan(sampling=sampling, noise=noise, releases=round(0.9 * releases)),
     )
     assert all(other.epsilon(delta) < low for other in wrong)
-    assert plan(sampling, 0.95 * noise, releases).epsilon(delta) > 1.01 * high
+    assert plan(sampling=sampling, noise=0.95 * noise, releases=releases).epsilon(delta) > 1.01 * high
 
 
 def test_a_cap_of_six_deviations_costs_next_to_nothing():
     low, high = prv_interval([(poisson(0.004, 1.0), 1000)], 4e-8)
-    assert low <= plan(Poisson(rate=0.004, population=250_000), 1.0, 1000).epsilon(4e-8) <= 1.01 * high
+    assert (
+        low
+        <= plan(sampling=Poisson(rate=0.004, population=250_000), noise=1.0, releases=1000).epsilon(4e-8)
+        <= 1.01 * high
+    )
 
 
 def test_samples_of_a_fixed_size_cost_what_poisson_samples_at_half_the_noise_do():
     """Whoever is drawn displaces another: twice the distance, or half the multiplier."""
     low, high = prv_interval([(poisson(0.05, 1.0), 40)], 1e-5)
-    assert low <= plan(FixedSize(size=5, population=100), 2.0, 40).epsilon(1e-5) <= 1.01 * high
+    assert low <= plan(sampling=FixedSize(size=5, population=100), noise=2.0, releases=40).epsilon(1e-5) <= 1.01 * high
 
 
 def test_several_kinds_of_releases_together_cost_what_the_other_accountant_says():
     mechanisms = [(poisson(0.05, 1.0), 40), (poisson(0.2, 3.0), 10), (GaussianMechanism(noise_multiplier=8.0), 5)]
     low, high = prv_interval(mechanisms, 1e-5)
     plans = [
-        plan(Poisson(rate=0.05, population=100, capped=False), 1.0, 40),
-        plan(Poisson(rate=0.2, population=100, capped=False), 3.0, 10),
-        plan(Everyone(), 8.0, 5),
+        plan(sampling=Poisson(rate=0.05, population=100, capped=False), noise=1.0, releases=40),
+        plan(sampling=Poisson(rate=0.2, population=100, capped=False), noise=3.0, releases=10),
+        plan(sampling=Everyone(), noise=8.0, releases=5),
     ]
     assert low <= accounting.epsilon(plans, 1e-5) <= 1.01 * high
     assert accounting.epsilon(plans[:2], 1e-5) < low

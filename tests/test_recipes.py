@@ -12,7 +12,7 @@ import pytest
 from dp_accounting.pld import pld_privacy_accountant
 
 from fedlens.ledger import Budget, Ledger, guarantee
-from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images.faults import FAULTS
 from fedlens.privacy import Everyone, L2Clip, Poisson, UpdateAndBit, accounting
 from fedlens.recipes import templates
 from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
@@ -92,7 +92,7 @@ def test_all_problems_are_named_at_once_with_the_allowed_names():
     }
     by_place = dict(line.split(": ", 1) for line in told)
     assert all(name in by_place["task"] for name in ("T1", "T2", "T4"))
-    assert all(name in by_place["data.bug.kind"] for name in TRANSFORMS)
+    assert all(name in by_place["data.bug.kind"] for name in FAULTS.known)
     assert all(name in by_place["selections.low.by"] for name in ("everyone", "accuracy", "right", "wrong"))
 
 
@@ -131,7 +131,7 @@ def test_an_unknown_name_is_answered_with_the_names_of_its_own_table(override, p
         (text(privacy=privacy(adaptive_clip="{ start = 0.1 }")), "give clip or [privacy.adaptive_clip], one of them"),
         (text(privacy=privacy(sampling='"poisson"')), "rate goes with sampling = 'poisson', which needs it"),
         (text(privacy=privacy(rate="0.5")), "rate goes with sampling = 'poisson', which needs it"),
-        (text(privacy=privacy(users="41")), "users=41 exceeds population=40"),
+        (text(privacy=privacy(users="41")), "units=41 exceeds population=40"),
         (text(selections__low='by = "accuracy"\nat_least = 0.7\nbelow = 0.2'), "expected at_least=0.7 < below=0.2"),
         (text(selections__low='by = "accuracy"\nat_least = 0.7\nbelow = 0.7'), "expected at_least=0.7 < below=0.7"),
         (
@@ -413,7 +413,7 @@ def test_the_digest_changes_exactly_when_a_setting_does(override):
 @pytest.mark.parametrize("data", ["data.npz", "folder"])
 @pytest.mark.parametrize(("task", "names"), [("T1", {"all"}), ("T2", {"wrong", "right"}), ("T4", {"low", "high"})])
 def test_the_template_of_every_task_parses_as_it_is(task, names, data):
-    recipe = Recipe.parsed(templates.recipe(task, data, "cnn.safetensors"))
+    recipe = Recipe.parsed(templates.recipe(task, data))
     assert (recipe.task, set(recipe.selections), recipe.data.path) == (task, names, data)
     assert recipe.data.source == ("npz" if data.endswith(".npz") else "population")
     assert (recipe.primary is None) == (task == "T1")
@@ -421,20 +421,20 @@ def test_the_template_of_every_task_parses_as_it_is(task, names, data):
 
 @pytest.mark.parametrize("name", ['with "quotes"', "back\\slash"])
 def test_a_template_keeps_every_letter_of_its_paths(name):
-    recipe = Recipe.parsed(templates.recipe("T4", f"{name}.npz", f"{name}.safetensors"))
+    recipe = Recipe.parsed(templates.recipe("T4", f"{name}.npz", model=f"{name}.safetensors"))
     assert (recipe.data.path, recipe.primary.model) == (f"{name}.npz", f"{name}.safetensors")
 
 
 @pytest.mark.parametrize("task", ["T1", "T2", "T4"])
 def test_the_promise_of_every_template_is_the_epsilon_it_names(task):
-    recipe = Recipe.parsed(templates.recipe(task, "data.npz", "cnn.safetensors"))
+    recipe = Recipe.parsed(templates.recipe(task, "data.npz"))
     assert 0.99 * recipe.privacy.epsilon < cost(recipe) <= recipe.privacy.epsilon
 
 
 @pytest.mark.parametrize("task", ["T1", "T2", "T4"])
 def test_what_a_template_shows_as_comments_can_be_used(task):
     """Every commented line, uncommented; the selections shown as an alternative take the place of the others."""
-    written = templates.recipe(task, "data.npz", "cnn.safetensors")
+    written = templates.recipe(task, "data.npz")
     head, *tables = re.split(r"\n(?=(?:# )?\[)", re.sub(r"^# fedlens.*\n", "", written, flags=re.M))
     shown = [re.sub(r"^# ", "", table, flags=re.M) for table in tables if table.startswith("# [")]
     kept = [re.sub(r"^# ", "", table, flags=re.M) for table in tables if not table.startswith("# [")]
@@ -449,7 +449,7 @@ def test_what_a_template_shows_as_comments_can_be_used(task):
 
 
 def test_the_template_of_weak_users_shows_quantiles():
-    written = templates.recipe("T4", "data.npz", "cnn.safetensors")
+    written = templates.recipe("T4", "data.npz")
     for constant, quantile in re.findall(r"= (0\.\d+) .*or (\{ quantile = .*? \})", written):
         written = written.replace(f"= {constant} ", f"= {quantile} ", 1)
     recipe = Recipe.parsed(written)
@@ -459,7 +459,7 @@ def test_the_template_of_weak_users_shows_quantiles():
 
 def test_a_template_of_an_unknown_task_names_the_known_ones():
     with pytest.raises(ValueError, match=r"T1, T2, T3, T4.*'T9'"):
-        templates.recipe("T9", "data.npz", "cnn.safetensors")
+        templates.recipe("T9", "data.npz")
 
 
 # Costs
@@ -467,7 +467,7 @@ def test_a_template_of_an_unknown_task_names_the_known_ones():
 
 def test_the_objects_of_a_recipe_are_what_it_says():
     recipe = Recipe.parsed(text(privacy=privacy(epsilon=None, noise_multiplier="2.5", count_noise="3.0")))
-    count, train = recipe.plans
+    count, train = recipe.plans["count"], recipe.plans["train"]
     assert (train.noise_multiplier, train.releases, train.expected_contributors) == (2.5, 3, 15.0)
     assert (train.bound, train.sampling) == (L2Clip(norm=0.1), Everyone())
     assert (count.noise_multiplier, count.releases, count.bound) == (3.0, 1, L2Clip(norm=1.0))
@@ -486,11 +486,11 @@ def test_poisson_and_an_adaptive_clip_reach_the_plan_and_the_algorithm():
             )
         )
     )
-    _, train = recipe.plans
+    train = recipe.plans["train"]
     assert train.sampling == Poisson(rate=0.2, population=40)
     assert train.bound == UpdateAndBit(bit=0.4)
     assert train.expected_contributors == pytest.approx(0.2 * 15)
-    adaptive = recipe.algorithm().adaptive
+    adaptive = recipe.built().adaptive
     assert (adaptive.start, adaptive.bit, adaptive.quantile) == (0.3, 0.4, 0.7)
 
 
@@ -524,7 +524,7 @@ def test_groups_by_disjoint_accuracies_cost_as_much_as_the_dearer_one():
 )
 def test_groups_that_may_share_users_cost_their_sum_and_still_meet_the_target(written):
     recipe = Recipe.parsed(written)
-    count, train = recipe.plans
+    count, train = recipe.plans["count"], recipe.plans["train"]
     assert cost(recipe) == pytest.approx(accounting.epsilon([count, train] * 2, 1e-5), rel=1e-9)
     assert 0.99 * 8.0 < cost(recipe) <= 8.0
     assert cost(recipe, {"low"}) < 0.8 * 8.0
@@ -544,16 +544,17 @@ QUANTILES = selections(
 
 def test_learnt_thresholds_are_paid_once_by_everybody_and_the_target_is_met():
     recipe = Recipe.parsed(QUANTILES)
-    count, train = recipe.plans
-    whole = accounting.epsilon([recipe.threshold_plan, count, train], 1e-5)
+    count, train = recipe.plans["count"], recipe.plans["train"]
+    whole = accounting.epsilon([recipe.plans["thresholds"], count, train], 1e-5)
     assert cost(recipe) == pytest.approx(whole, rel=1e-9)
     assert 0.99 * 8.0 < cost(recipe) <= 8.0
-    assert train.noise_multiplier > Recipe.parsed(text()).plans[1].noise_multiplier
+    assert train.noise_multiplier > Recipe.parsed(text()).plans["train"].noise_multiplier
 
 
 def test_where_users_are_replaced_both_groups_and_the_thresholds_add_up():
     recipe = Recipe.parsed(QUANTILES, ["privacy.neighbours=replace-one"])
-    whole = accounting.epsilon([recipe.threshold_plan, *recipe.plans, *recipe.plans], 1e-5)
+    count, train, thresholds = recipe.plans.values()
+    whole = accounting.epsilon([thresholds, count, train, count, train], 1e-5)
     assert cost(recipe) == pytest.approx(whole, rel=1e-9)
     assert 0.99 * 8.0 < cost(recipe) <= 8.0
 
@@ -572,8 +573,9 @@ def test_where_users_are_replaced_both_groups_and_the_thresholds_add_up():
 def test_learnt_thresholds_put_users_apart_where_their_quantiles_do(low, high, apart):
     recipe = Recipe.parsed(selections(f'by = "accuracy"\n{low}', f'by = "accuracy"\n{high}'))
     assert (len({rule for rule, _ in recipe.partition().values()}) == 1) == apart
-    models = 1 if apart else 2
-    assert cost(recipe) == pytest.approx(accounting.epsilon([recipe.threshold_plan, *recipe.plans * models], 1e-5))
+    models = [recipe.plans["count"], recipe.plans["train"]] * (1 if apart else 2)
+    whole = [recipe.plans["thresholds"], *models]
+    assert cost(recipe) == pytest.approx(accounting.epsilon(whole, 1e-5))
 
 
 def test_the_thresholds_have_an_account_a_stage_and_a_partition_of_their_own():
@@ -590,13 +592,13 @@ def test_a_model_owes_the_thresholds_that_decided_who_trained_it():
     own = recipe.spendings("run")[0]
     owed = recipe.owed(own)
     assert owed.account == own.account
-    assert owed.plans == (recipe.threshold_plan, *recipe.plans)
+    assert owed.plans == tuple(recipe.plans[name] for name in ("thresholds", "count", "train"))
 
 
 def test_a_recipe_without_quantiles_learns_nothing():
     recipe = Recipe.parsed(text())
     assert recipe.owed(recipe.spendings()[0]) == recipe.spendings()[0]
-    assert (recipe.threshold_plan, recipe.learning(), recipe.quantiles) == (None, [], [])
+    assert (recipe.plans.get("thresholds"), recipe.learning(), recipe.quantiles) == (None, [], [])
     assert {item.stage for item in recipe.items("run", simulated=False)} == {"count", "train"}
 
 
@@ -642,8 +644,8 @@ def test_what_would_fit_instead_counts_the_thresholds_too():
 
 
 def test_groups_that_may_share_users_need_more_noise_for_the_same_target():
-    apart = Recipe.parsed(text()).plans[1]
-    shared = Recipe.parsed(selections('by = "wrong"', 'by = "right"')).plans[1]
+    apart = Recipe.parsed(text()).plans["train"]
+    shared = Recipe.parsed(selections('by = "wrong"', 'by = "right"')).plans["train"]
     assert shared.noise_multiplier > 1.3 * apart.noise_multiplier
 
 
@@ -663,7 +665,7 @@ def test_a_poisson_recipe_meets_its_target_jointly_too(monkeypatch):
 
 def test_the_head_count_is_part_of_the_promise():
     recipe = Recipe.parsed(text(privacy=privacy(epsilon=None, noise_multiplier="5.0")))
-    _, train = recipe.plans
+    train = recipe.plans["train"]
     assert cost(recipe) > accounting.epsilon([train], 1e-5)
 
 
@@ -678,7 +680,7 @@ def test_partitions_of_different_runs_are_different_so_their_costs_add_up():
     partitions = [spending.account.partition for spending in (*first, *second)]
     assert partitions[0] == partitions[1] != partitions[2] == partitions[3]
     together = guarantee([*first, *second], 1e-5).epsilon
-    assert together == pytest.approx(accounting.epsilon(recipe.plans * 2, 1e-5), rel=1e-9)
+    assert together == pytest.approx(accounting.epsilon([*recipe.plans.values()] * 2, 1e-5), rel=1e-9)
     assert together > cost(recipe)
 
 
@@ -719,7 +721,7 @@ def test_the_recipes_on_real_data_run_a_round(path, tmp_path):
     overrides += [f"primary.public.path={few}"] if "[primary]" in path.read_text() else []
     report = finished(Recipe.open(path, [*overrides, "training.generator_batch=8"]), tmp_path)
     assert report.guarantee.epsilon <= 8.0
-    assert report.pictures
+    assert report.to_dict()["images"]
 
 
 @pytest.mark.parametrize("name", OF_PEOPLE)
@@ -735,7 +737,7 @@ def test_the_recipes_of_what_real_people_said_run_a_round(tmp_path, name):
     recipe = Recipe.open(next(path for path in FILES if path.stem == name), sets)
     report = finished(recipe, tmp_path)
     assert report.guarantee.epsilon <= recipe.privacy.epsilon
-    assert report.words
+    assert report.to_dict()["words"]
 
 
 def few_writers(path, writers=10):
@@ -750,3 +752,8 @@ def few_writers(path, writers=10):
 def test_a_recipe_is_frozen():
     with pytest.raises((dataclasses.FrozenInstanceError, ValueError), match="frozen"):
         Recipe.parsed(text()).name = "other"
+
+
+def test_a_former_name_beside_its_new_one_is_refused():
+    with pytest.raises(RecipeError, match=r"privacy\.units once; it is also given as users"):
+        Recipe.parsed(text().replace("[privacy]", "[privacy]\nunits = 7"))

@@ -2,9 +2,7 @@
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_budgets import budget
-from test_chain import forged, problems
-from test_ledger import unguarded
+from toys import budget, forged, problems, unguarded
 
 from fedlens.ledger import Ledger, LedgerError, NotApprovedError, keys
 

@@ -3,10 +3,7 @@
 import datetime
 
 import pytest
-from test_budgets import START, budget, days, item
-from test_budgets import clock as clock  # a fixture
-from test_chain import problems, rows
-from test_ledger import account, plan, raw
+from toys import START, account, budget, days, item, plan, problems, raw, rows
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Ledger, LedgerError, storage
@@ -121,12 +118,14 @@ def test_a_clock_set_forward_does_not_forget_what_was_spent(spent, machine):
 def test_time_that_passed_is_forgotten_as_it_was_promised(spent, machine):
     machine.passed(days(40))
     spent.reserve([item("next", plan=plan(7))])
+    assert "next" in {run["run"] for run in spent.runs()}
 
 
 def test_a_clock_that_is_a_little_fast_is_no_reason_to_stop(spent, machine):
     machine.passed(days(40))
     machine.now += seconds(50)
     spent.reserve([item("next", plan=plan(7))])
+    assert "next" in {run["run"] for run in spent.runs()}
 
 
 def test_an_owner_who_says_that_the_clock_is_right_is_believed(spent, machine):
@@ -134,6 +133,7 @@ def test_an_owner_who_says_that_the_clock_is_right_is_believed(spent, machine):
     machine.now += days(40)
     spent.set_budget(budget(window=30.0))
     spent.reserve([item("next", plan=plan(7))])
+    assert "next" in {run["run"] for run in spent.runs()}
 
 
 def test_small_steps_do_not_add_up_to_a_jump(spent, machine):
@@ -156,6 +156,7 @@ def test_what_a_machine_that_was_started_anew_says_cannot_be_compared(spent, mac
     machine.boot, machine.running = "second", 5.0
     machine.now += days(40)
     spent.reserve([item("next", plan=plan(7))])
+    assert "next" in {run["run"] for run in spent.runs()}
 
 
 def test_the_clock_of_this_very_machine_can_be_read(tmp_path):

@@ -9,14 +9,22 @@ import math
 import os
 import re
 
+import jinja2
+import markupsafe
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from fedlens.media.images import pictures
+from fedlens.media.images.exhibits import Picture, averages, exhibited
+from fedlens.media.text.exhibits import Sentences, Words
 from fedlens.privacy import Guarantee
-from fedlens.report import pictures
-from fedlens.report.report import Chart, Finding, Picture, Report, averages, visible
+from fedlens.report import charts
+from fedlens.report.charts import Chart
+from fedlens.report.exhibits import Piece
+from fedlens.report.report import Finding, Report
+from fedlens.report.values import visible
 
 GUARANTEE = Guarantee(
     epsilon=2.0, delta=1e-5, unit="user", neighbours="add/remove", sampling="Poisson", accountant="PLD"
@@ -25,7 +33,7 @@ HOSTILE = "\"><script>alert(1)</script><img src=x onerror=alert(1)>'{{ 7 * 7 }}"
 
 
 def example(text: str = "word", **changes: object) -> Report:
-    """A report with every part filled in, and `text` in every place that takes words."""
+    """A report with every part filled in, and `text` in every place that takes words: exhibits of all media too."""
     images = torch.linspace(-1, 1, 6 * 64).reshape(6, 1, 8, 8)
     content = {
         "title": text,
@@ -80,7 +88,15 @@ def example(text: str = "word", **changes: object) -> Report:
         "warnings": (f"warned {text}",),
         "provenance": {text: text, "recipe": f"task = 1\n{text}"},
     }
-    return Report(**content | changes)
+    content |= changes
+    words, sentences, drawn, means = (content.pop(name) for name in ("words", "sentences", "pictures", "means"))
+    of_text = [kind(groups=groups) for kind, groups in ((Words, words), (Sentences, sentences)) if groups]
+    return Report(exhibits=(*of_text, *exhibited(drawn, means)), **content)
+
+
+def exhibit_of(report: Report, key: str):
+    (exhibit,) = (exhibit for exhibit in report.exhibits if exhibit.key == key)
+    return exhibit
 
 
 def rounds(numbers: range, *, count: int = 64, side: int = 28, classes: int = 10) -> tuple[Picture, ...]:
@@ -124,6 +140,9 @@ def test_json_is_strict_and_complete():
         *("hypotheses", "warnings", "provenance", "charts", "means", "coverage", "resolved"),
         *("words", "sentences"),
     }
+    smallest = Report(title="empty", findings=(), guarantee=GUARANTEE).to_dict()
+    assert smallest.keys() == content.keys()
+    assert [smallest[key] for key in ("images", "means", "words", "sentences")] == [[]] * 4
 
 
 @pytest.mark.parametrize(
@@ -217,6 +236,9 @@ def test_policy_lets_only_this_script_run_whatever_the_words():
 
 def test_template_travels_with_the_package():
     assert importlib.resources.files("fedlens.report").joinpath("report.html").is_file()
+    for exhibit in example().exhibits:
+        assert exhibit.piece.template.startswith(("<section", "{%"))
+        assert exhibit.piece.style
 
 
 def test_page_stays_under_three_megabytes():
@@ -250,8 +272,8 @@ def test_rounds_in_the_middle_are_left_out_first():
 def test_one_round_is_shown_where_two_have_no_room(monkeypatch):
     shown = rounds(range(10, 31, 10), count=2, side=8)
     room = len(pictures.data_uri(shown[2].png)) + len(pictures.data_uri(shown[5].png))
-    means = sum(len(pictures.data_uri(mean.png)) for mean in example().means)
-    monkeypatch.setattr("fedlens.report.report.PICTURE_CHARACTERS", means + room)
+    means = sum(len(pictures.data_uri(mean.png)) for mean in exhibit_of(example(), "means").pictures)
+    monkeypatch.setattr("fedlens.media.images.exhibits.PICTURE_CHARACTERS", means + room)
     page = example(pictures=shown).html()
     assert re.findall(r'data-round="(\d+)"', page) == ["30", "30"]
     assert "leaves out rounds\n10, 20." in page
@@ -344,9 +366,10 @@ def test_nothing_found():
 def test_one_run_alone():
     whole = example()
     chart = Chart(title="alone", edges=(0, 1), left=(3,))
-    alone = {name: getattr(whole, name)[:1] for name in ("runs", "pictures", "means")}
+    drawn, means = (exhibit_of(whole, key).pictures[:1] for key in ("images", "means"))
+    alone = {"runs": whole.runs[:1], "pictures": drawn, "means": means}
     report = example(findings=(), resolved=(), charts=(chart,), hypotheses=(), **alone)
-    assert report.sides == ("left word",)
+    assert report.groups == ("left word",)
     assert "No known fault was found." in report.html()
     assert "1,234" not in report.html()
     assert "1,234" not in report.text()
@@ -434,13 +457,93 @@ def test_picture_has_a_class_for_each_image_or_none():
         Picture(run="r", label="l", file="x.png", png=b"", columns=0)
 
 
+TONES = Piece(
+    template="<section id='tones'>{{ marked(exhibit.label) }}, one of {{ groups | length }}</section>\n",
+    style="#tones > p { color: red; }",
+    script='document.title += " & tones";',
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tones:
+    """An exhibit of a medium that the report has never heard of."""
+
+    label: str = "left word"
+    key: str = "tones"
+    file: str = "samples/tones.wav"
+    piece: Piece = TONES
+
+    def content(self):
+        return [self.label, math.inf]
+
+    def lines(self):
+        return [f"tones of {self.label}"]
+
+    def files(self):
+        return [(self.file, b"RIFF")]
+
+
+def with_tones(text: str = "word", **changes: object) -> Report:
+    return dataclasses.replace(
+        example(text), exhibits=(*example(text).exhibits, Tones(label=f"left {text}", **changes))
+    )
+
+
+def test_another_medium_brings_all_that_its_exhibits_need(tmp_path):
+    report = with_tones()
+    report.save(tmp_path)
+    assert (tmp_path / "samples/tones.wav").read_bytes() == b"RIFF"
+    assert json.loads((tmp_path / "report.json").read_text())["tones"] == ["left word", "infinity"]
+    assert "tones of left word" in report.text().splitlines()
+    page = report.html()
+    assert "<section id='tones'><span class=\"group left\">left word</span>, one of 2</section>" in page
+    assert page.index('id="means"') < page.index("id='tones'") < page.index('id="charts"')
+    assert "#tones > p { color: red; }\n</style>" in page
+
+
+def test_the_policy_lets_the_scripts_of_all_exhibits_run_and_no_others():
+    page = with_tones(HOSTILE).html()
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert len(scripts) == page.count("<script") == 2
+    hashes = [f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts]
+    assert f"script-src {' '.join(hashes)}; base-uri 'none'" in page
+    assert "script-src 'none'; base-uri 'none'" in example(pictures=()).html()
+
+
+def test_a_piece_is_escaped_like_the_page_and_may_leave_nothing_undefined():
+    assert markupsafe.escape(f"left {HOSTILE}") in with_tones(HOSTILE).html().split("id='tones'")[1]
+    raw = Piece(template="{{ exhibit.label }}")
+    assert str(markupsafe.escape(HOSTILE)) in with_tones(HOSTILE, piece=raw).html()
+    for template in ("{{ label }}", "{{ exhibit.unheard }}"):
+        with pytest.raises(jinja2.UndefinedError):
+            with_tones(piece=Piece(template=template)).html()
+
+
+@pytest.mark.parametrize("file", ["../x.png", "/etc/x.png", "samples/left.png", "report.json"])
+def test_no_exhibit_writes_outside_the_folder_or_over_another(file):
+    with pytest.raises(ValueError, match=r"inside the folder|a file of its own"):
+        with_tones(file=file)
+
+
+@pytest.mark.parametrize("key", ["images", "findings", "numbers"])
+def test_every_exhibit_has_a_key_of_its_own(key):
+    with pytest.raises(ValueError, match="keys of their own"):
+        with_tones(key=key)
+
+
+def test_the_groups_are_called_as_the_runs_say():
+    assert example(pictures=(), means=()).groups == ("left word", "right word")
+    assert example(runs=({"label": "same"},) * 2).groups == ("A", "B")
+    assert example(runs=({"label": ""},)).groups == ("A",)
+
+
 def test_averages_and_their_difference():
     white, black = torch.ones(4, 1, 8, 8), -torch.ones(2, 1, 8, 8)
     half = torch.cat([black[:1], white[:1]])
-    sides = (("a", "left", half), ("b", "right", black))
-    centres = [np.asarray(Image.open(io.BytesIO(picture.png)))[20, 20] for picture in averages(sides)]
+    groups = (("a", "left", half), ("b", "right", black))
+    centres = [np.asarray(Image.open(io.BytesIO(picture.png)))[20, 20] for picture in averages(groups)]
     assert centres == [128, 0, 128]
-    assert [picture.label for picture in averages(sides[:1])] == ["left"]
+    assert [picture.label for picture in averages(groups[:1])] == ["left"]
 
 
 @pytest.mark.parametrize(
@@ -458,13 +561,13 @@ def test_chart_refuses_what_it_cannot_draw(content):
 
 
 def test_bars_stand_side_by_side_in_shares():
-    top, (left, right) = pictures.bars([[1, 3], [8, 8]])
+    top, (left, right) = charts.bars([[1, 3], [8, 8]])
     assert top == 0.8
     corners = [[float(x) for x in re.findall(r"[MH]([\d.]+)", path)] for path in (left, right)]
     assert corners == [[7, 25, 57, 75], [25, 43, 75, 93]]
     assert [float(y) for y in re.findall(r"V([\d.]+)H", left)] == [100 - 25 / 0.8, 100 - 75 / 0.8]
     with pytest.raises(ValueError, match="one count per category"):
-        pictures.bars([[1, 2], [1]])
+        charts.bars([[1, 2], [1]])
 
 
 @pytest.mark.parametrize(
@@ -506,7 +609,7 @@ def test_grid_refuses_other_shapes(shape):
 
 
 def test_histogram_of_a_diverged_model_is_flat():
-    top, paths = pictures.outlines([0, 1], [[math.nan]])
+    top, paths = charts.outlines([0, 1], [[math.nan]])
     assert (top, paths) == (0.01, ["M0 100V100H100V100"])
     with pytest.raises(ValueError, match="one count between"):
-        pictures.outlines([0, 1], [[1, 2]])
+        charts.outlines([0, 1], [[1, 2]])

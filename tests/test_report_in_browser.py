@@ -11,8 +11,9 @@ import pytest
 import torch
 from test_report import HOSTILE, example, rounds
 
-from fedlens.report import pictures
-from fedlens.report.report import Chart, Picture
+from fedlens.media.images import pictures
+from fedlens.media.images.exhibits import Picture
+from fedlens.report.charts import Chart
 
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = [

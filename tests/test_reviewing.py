@@ -3,17 +3,15 @@
 import json
 
 import pytest
-import toy_recipes
-from test_budgets import budget, item
-from test_chain import rebuilt, rows
-from test_cli import answer, fedlens, written
-from test_ledger import account, plan, unguarded
+from command_line import answer, fedlens, written
+from toys import SHORT as TINY
+from toys import SHORT_PAIR as PAIR
+from toys import account, budget, item, plan, rebuilt, rows, unguarded
 
 from fedlens.cli.options import shown
 from fedlens.ledger import Ledger
 from fedlens.recipes.recipe import Recipe, to_toml
 
-TINY, PAIR = (recipe.replace("rounds = 4", "rounds = 2") for recipe in (toy_recipes.TINY, toy_recipes.PAIR))
 BUDGET = ["--population", "digits", "--epsilon", 10, "--delta", 1e-5, "--review"]
 
 

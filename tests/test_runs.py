@@ -15,48 +15,29 @@ import types
 import numpy as np
 import pytest
 import torch
+import toys
 from safetensors import safe_open
-from toy_recipes import PAIR, TINY
+from toys import PAIR, TINY, assert_same, created, measured, named, quiet
 
 from fedlens.core import files, tensorfiles
+from fedlens.curators import site
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine
+from fedlens.curators.simulated import Engine, SimulatedCurator
+from fedlens.curators.site import Site
 from fedlens.data.population import DataError
 from fedlens.ledger import Budget, Ledger, RunClosedError, guarantee
 from fedlens.media.images import reading as data
+from fedlens.media.images.medium import Images
 from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.runs import folder as run_folders
 from fedlens.runs import preparation
 from fedlens.runs import reporting as run_reports
 from fedlens.runs import run as runs
 from fedlens.runs.run import Run
 
-
-def named(patched, digit):
-    patched.setattr(runs, "secrets", types.SimpleNamespace(token_hex=lambda size: digit * 2 * size))
-
-
-def measured(patched, chunk):
-    patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=chunk)))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def steady():
-    """One name and one engine for all runs: the fastest engine depends on the weather, and both shape the noise."""
-    with pytest.MonkeyPatch.context() as patched:
-        named(patched, "0")
-        measured(patched, chunk=8)
-        yield
-
-
-def created(out, *overrides, recipe=TINY, seed=0):
-    parsed = Recipe.parsed(recipe, overrides)
-    return Run.created(parsed, out, address=out / "ledger.sqlite", seed=seed, device="cpu")
-
-
-def quiet(selection, done, rounds, facts):
-    pass
+steady = toys.steady(name="0")  # both shape the noise
 
 
 def interrupting(after, selection=None):
@@ -85,12 +66,6 @@ def paid(run, rounds, selection="all"):
 
 def generator(run, selection="all"):
     return Model.open(run.folder / selection / "model.safetensors").generator
-
-
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
 
 
 def header(path):
@@ -122,7 +97,7 @@ def test_a_finished_folder_holds_everything_and_nothing_else(finished):
         "report.html",
         "report.json",
         "MANIFEST.json",
-        "beside.json",
+        "data.json",
         "all/count.json",
         "all/metrics.jsonl",
         "all/model.safetensors",
@@ -239,7 +214,7 @@ def test_a_look_at_everything_needs_no_labels(tmp_path):
     np.savez(tmp_path / "bare.npz", x=images, user=np.arange(60) // 3)
     source = f"data={{source = 'npz', path = '{tmp_path / 'bare.npz'}'}}"
     run = created(tmp_path, source, "privacy.rounds=1", "privacy.minimum_users=1")
-    assert run.executed(quiet).pictures
+    assert run.executed(quiet).to_dict()["images"]
 
 
 # Interrupted and resumed
@@ -283,7 +258,7 @@ def test_a_full_disk_during_a_checkpoint_costs_nothing(tmp_path, monkeypatch, fi
         write(path, content)
 
     run = created(tmp_path)
-    monkeypatch.setattr(runs, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(run_folders, "CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(files, "write", full)
         with pytest.raises(OSError, match="No space left"):
@@ -333,11 +308,11 @@ def test_a_process_that_dies_without_a_word_costs_nothing_after_its_first_round(
 def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(door):
     """A checkpoint gives a message back in the order of the alphabet. Two answers would cost one and cancel noise."""
     recipe, book = Recipe.parsed(TINY), Ledger()
-    algorithm, (population, _) = recipe.algorithm(), data.digits(30)
+    algorithm, (population, _) = recipe.built(), data.digits(30)
     message = algorithm.message(algorithm.start(), torch.Generator().manual_seed(0))
     answers = []
     for names in (list(message), sorted(message), list(message)[::-1]):
-        curator = door(population, recipe.plans[1], ledger=book, engine=Engine(chunk=8), examples_per_unit=8)
+        curator = door(population, recipe.plans["train"], ledger=book, engine=Engine(chunk=8), examples_per_unit=8)
         answers.append(curator.noisy_mean(algorithm.critic_update, {name: message[name] for name in names}))
     assert book.spent("run", "train") == 1
     assert_same(answers[0], answers[1])
@@ -447,7 +422,7 @@ def failing(*given, **named):
 def unreported(monkeypatch, run):
     """Carries out a run whose report fails, as often as it is tried."""
     with monkeypatch.context() as patched:
-        patched.setattr(run_reports, "contrast", failing)
+        patched.setattr(Images, "contrast", failing)
         patched.setattr(run_reports, "Report", failing)
         with pytest.raises(ZeroDivisionError):
             run.executed(quiet)
@@ -478,7 +453,7 @@ def test_a_run_whose_report_failed_owes_nothing_and_finishes_without_its_data(tm
     assert not list((tmp_path / ".private").iterdir())
     unreadable()
     report = Run.opened(run.folder).executed(quiet)
-    assert report.pictures
+    assert report.to_dict()["images"]
     assert report.guarantee.epsilon == run.promised().epsilon
     assert (entries(run), booked(run)) == (paid(run, 4), before)
     assert not list((tmp_path / ".private").iterdir())
@@ -587,12 +562,12 @@ def test_a_model_that_is_not_the_one_that_was_made_is_made_again(tmp_path, monke
 def test_a_group_is_of_too_few_by_the_count_that_was_written_down(tmp_path, monkeypatch, unreadable, counted):
     """A resumed run knows no other: were it decided by more digits, 29.96 would be fewer than 30, and 30.0 not."""
 
-    class Rigged(runs.SimulatedCurator):
+    class Rigged(SimulatedCurator):
         def noisy_mean(self, contribute, message):
             answer = super().noisy_mean(contribute, message)
-            return {"users": torch.tensor(counted)} if "users" in answer else answer
+            return {"units": torch.tensor(counted)} if "units" in answer else answer
 
-    monkeypatch.setattr(runs, "SimulatedCurator", Rigged)
+    monkeypatch.setattr(site, "SimulatedCurator", Rigged)
     run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=30")
     unreported(monkeypatch, run)
     unreadable()
@@ -623,7 +598,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(tmp_path):
         with pytest.raises(KeyboardInterrupt):
             each.executed(interrupting(2))
     shutil.copy(other.folder / "all" / "checkpoint.safetensors", run.folder / "all" / "checkpoint.safetensors")
-    with pytest.raises(ValueError, match="it belongs to another one"):
+    with pytest.raises(ValueError, match="that this run wrote in all; it was changed"):
         Run.opened(run.folder).executed(quiet)
     assert entries(run) == paid(run, 2)
 
@@ -635,7 +610,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, kept):
         run.executed(interrupting(2))
     path = run.folder / "all" / "checkpoint.safetensors"
     path.write_bytes(path.read_bytes()[: int(kept * path.stat().st_size)])
-    with pytest.raises(ValueError, match=r"checkpoint\.safetensors; it is cut short or damaged"):
+    with pytest.raises(ValueError, match="checkpoint that this run wrote in all; it was changed"):
         Run.opened(run.folder).executed(quiet)
     assert entries(run) == paid(run, 2)
 
@@ -737,13 +712,14 @@ def test_a_model_by_itself_carries_the_price_of_the_thresholds_that_chose_its_us
 
 
 def test_the_groups_lie_on_either_side_of_what_was_learnt(tmp_path, monkeypatch):
-    asked, selected = {}, preparation.selected
+    asked, plain = {}, Site.asked
 
-    def watched(recipe, name, side, thresholds):
-        asked[name] = recipe.selections[name].interval(thresholds)
-        return selected(recipe, name, side, thresholds)
+    def watched(place, stage, thresholds):
+        if stage.who:
+            asked[stage.group] = stage.who.interval(thresholds)
+        return plain(place, stage, thresholds)
 
-    monkeypatch.setattr(preparation, "selected", watched)
+    monkeypatch.setattr(Site, "asked", watched)
     run = created(tmp_path, "privacy.rounds=1", recipe=QUANTILES)
     run.executed(quiet)
     (threshold,) = learnt(run)
@@ -754,7 +730,7 @@ def test_the_groups_lie_on_either_side_of_what_was_learnt(tmp_path, monkeypatch)
 def test_a_crash_between_thresholds_and_training_changes_nothing_and_costs_nothing(tmp_path, monkeypatch, seed):
     run = created(tmp_path, "privacy.rounds=2", recipe=QUANTILES, seed=seed)
     with monkeypatch.context() as patched:
-        patched.setattr(preparation, "selected", lambda *given: 1 / 0)
+        patched.setattr(Site, "_chosen", lambda *given: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.executed(quiet)
     before = learnt(run)
@@ -840,12 +816,12 @@ SLICES = TINY.replace(
 def test_the_two_releases_of_an_app_are_compared_at_the_price_of_one(tmp_path, monkeypatch):
     trained = {}
 
-    class Overheard(runs.SimulatedCurator):
+    class Overheard(SimulatedCurator):
         def __init__(self, population, plan, **options):
             trained[options["account"].part] = population
             super().__init__(population, plan, **options)
 
-    monkeypatch.setattr(runs, "SimulatedCurator", Overheard)
+    monkeypatch.setattr(site, "SimulatedCurator", Overheard)
     run = created(tmp_path, "privacy.rounds=1", recipe=SLICES)
     report = run.executed(quiet)
     assert {side["label"] for side in report.runs} == {"new", "old"}
@@ -872,7 +848,7 @@ def test_slices_of_real_attributes_are_read_from_the_file(tmp_path, crowd):
     sides = sides.replace("deal_to = 30\n", "").replace("epsilon = 8.0", "noise_multiplier = 1.0")
     run = created(tmp_path / "out", *settings, recipe=sides)
     run.executed(quiet)
-    counts = [json.loads((run.folder / side / "count.json").read_text())["noisy_users"] for side in ("new", "old")]
+    counts = [json.loads((run.folder / side / "count.json").read_text())["noisy_units"] for side in ("new", "old")]
     assert counts == pytest.approx([30, 30], abs=0.2)
 
 
@@ -909,7 +885,7 @@ def test_a_missing_attribute_is_found_before_anything_is_set_aside(tmp_path):
 def test_a_group_with_too_few_users_gets_no_model_and_no_finding(tmp_path):
     run = created(tmp_path, "privacy.minimum_users=100")
     report = run.executed(quiet)
-    assert (report.findings, report.runs, report.pictures) == ((), (), ())
+    assert (report.findings, report.runs, report.exhibits) == ((), (), ())
     (warning,) = report.warnings
     assert warning.startswith("all: a noisy head count found fewer than 100 users")
     assert entries(run) == {f"{run.name}/all count": 1}
@@ -1018,21 +994,21 @@ def crowd(tmp_path):
 def test_nothing_that_leaves_a_run_tells_a_user_or_how_many_there_are(tmp_path, crowd, monkeypatch, capfd):
     released = []
 
-    class Overheard(runs.SimulatedCurator):
+    class Overheard(SimulatedCurator):
         def noisy_mean(self, contribute, message):
             answer = super().noisy_mean(contribute, message)
             released.append(answer)
             return answer
 
-    monkeypatch.setattr(runs, "SimulatedCurator", Overheard)
+    monkeypatch.setattr(site, "SimulatedCurator", Overheard)
     settings = ["data.source=npz", f"data.path={crowd}", "privacy.population=100", "privacy.rounds=2"]
     run = created(
         tmp_path / "out", *settings, recipe=TINY.replace("deal_to = 30\n", "").replace("users = 30", "users = 50")
     )
     told = []
     report = run.executed(lambda *facts: told.append(repr(facts)))
-    noisy = round(float(released[0]["users"]), 1)
-    assert json.loads((run.folder / "all" / "count.json").read_text()) == {"noisy_users": noisy, "simulated": True}
+    noisy = round(float(released[0]["units"]), 1)
+    assert json.loads((run.folder / "all" / "count.json").read_text()) == {"noisy_units": noisy, "simulated": True}
     assert noisy != USERS
     assert abs(noisy - USERS) < 6 * 4
     said = {"watcher": "".join(told), "report": report.text(), "output": "".join(capfd.readouterr())}
@@ -1056,7 +1032,8 @@ def test_a_checkpoint_tells_no_user_and_no_count(tmp_path, crowd):
     with pytest.raises(KeyboardInterrupt):
         run.executed(interrupting(2))
     state, about = tensorfiles.read(run.folder / "all" / "checkpoint.safetensors")
-    assert set(about) == {"recipe_sha256", "engine"}
+    assert set(about) == {"recipe_sha256", "engine", "memory"}
+    assert about["memory"] is None  # nothing is remembered
     assert all(USERS not in leaf.shape for leaf in state.values())
     assert str(ID) not in json.dumps(about)
 
@@ -1082,7 +1059,7 @@ def test_a_run_that_lost_the_tag_of_its_data_does_not_go_on(tmp_path):
     run = created(tmp_path)
     with pytest.raises(KeyboardInterrupt):
         run.executed(interrupting(2))
-    (run.folder / "beside.json").unlink()
+    (run.folder / "data.json").unlink()
     with pytest.raises(DataError, match="they have changed"):
         Run.opened(run.folder).executed(quiet)
 
@@ -1091,7 +1068,7 @@ def test_example_level_privacy_counts_examples(tmp_path):
     run = created(tmp_path, "privacy.rounds=1", "privacy.unit=example", "privacy.users=450", "privacy.population=600")
     report = run.executed(quiet)
     assert report.guarantee.unit == "example"
-    counted = json.loads((run.folder / "all" / "count.json").read_text())["noisy_users"]
+    counted = json.loads((run.folder / "all" / "count.json").read_text())["noisy_units"]
     assert counted == pytest.approx(450, abs=6 * 4)
 
 
@@ -1134,3 +1111,18 @@ def test_every_number_of_a_simulated_run_says_so(tmp_path):
     assert all(
         json.loads((run.folder / name).read_text())["guarantee"]["simulated"] for name in ("plan.json", "report.json")
     )
+
+
+def test_a_checkpoint_that_somebody_else_wrote_is_not_gone_on_with(tmp_path):
+    """Else any weights would come out as a model that the ledger vouches for."""
+    run = created(tmp_path, seed=None)
+    with pytest.raises(KeyboardInterrupt):
+        run.executed(interrupting(1))
+    path = run.folder / "all" / "checkpoint.safetensors"
+    kept, (state, about) = path.read_bytes(), tensorfiles.read(path)
+    tensorfiles.write(path, state | {"round": torch.tensor(4)}, about)
+    with pytest.raises(ValueError, match="that this run wrote in all; it was changed"):
+        Run.opened(run.folder).executed(quiet)
+    path.write_bytes(kept)
+    Run.opened(run.folder).executed(quiet)
+    assert list((tmp_path / ".private").iterdir()) == []

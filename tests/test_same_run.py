@@ -4,18 +4,14 @@ import dataclasses
 import json
 
 import pytest
-import toy_recipes
+from command_line import fedlens, written
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_budgets import budget, item
-from test_chain import problems, rebuilt, rows
-from test_cli import fedlens, written
-from test_ledger import account, plan, unguarded
+from toys import SHORT_PAIR as PAIR
+from toys import account, budget, item, plan, problems, rebuilt, rows, unguarded
 
 from fedlens.ledger import Ledger, NotApprovedError, keys
 from fedlens.recipes.recipe import Recipe, to_toml
 from fedlens.runs import run as runs
-
-PAIR = toy_recipes.PAIR.replace("rounds = 4", "rounds = 2")
 
 
 def pair(run="look-1", names=("low", "high"), **options):

@@ -8,25 +8,26 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from toy_recipes import PAIR
+from toys import PAIR
 
+from fedlens.algorithms import histogram as histograms
+from fedlens.algorithms.histogram import AccuracyHistogram, quantiles
 from fedlens.core.randomness import Randomness
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.data import selection
+from fedlens.curators.site import Site
 from fedlens.data.population import DataError, Population
 from fedlens.data.selection import (
     AccuracyBetween,
-    AccuracyHistogram,
     Classified,
     OfClasses,
     WithAttribute,
     accuracies,
-    quantiles,
 )
 from fedlens.ledger import Ledger
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.privacy import Neighbours
 from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.tables import Selection
 from fedlens.runs import preparation
 
 
@@ -68,11 +69,16 @@ RIGHT, WRONG = (1, 1), (1, 2)
 
 def side(population):
     """What a recipe finds beside the data."""
-    return preparation.Side(population, PRIMARY, accuracies(population, PRIMARY))
+    return Site(population, PRIMARY, accuracies(population, PRIMARY))
+
+
+def selected(recipe, site, learnt=()):
+    """The units that a model is trained on."""
+    return site.asked(recipe.stage("train", "chosen"), dict(learnt))
 
 
 def bare(population):
-    return preparation.Side(population, None, None)
+    return Site(population, None, None)
 
 
 # One rule at a time
@@ -172,7 +178,7 @@ def chosen_of(users, rule):
     flat = [example for user in users for example in user]
     pairs = [[example[:2] for example in user] for user in users]
     population = crowd(*pairs, hsf=np.array([example[2] for example in flat], dtype=np.int64))
-    found = preparation._chosen(recipe(rule), "chosen", side(population), LEARNT)
+    found = side(population)._chosen("chosen", recipe(rule).selections["chosen"], LEARNT)
     starts = np.concatenate([[0], np.cumsum([len(user) for user in users])])
     kept = {}
     for held in rows(found):
@@ -199,7 +205,7 @@ def test_groups_on_either_side_of_learnt_thresholds_share_nobody(crowds, low, hi
     sides = {"low": {"by": "accuracy", "below": {"quantile": 0.25}}}
     sides |= {"high": {"by": "accuracy", "at_least": {"quantile": 0.75}}}
     found = [
-        {row for held in rows(preparation._chosen(recipe(rule), "chosen", side(crowd(*flat)), learnt)) for row in held}
+        {row for held in rows(side(crowd(*flat))._chosen("chosen", Selection(**rule), learnt)) for row in held}
         for rule in sides.values()
     ]
     assert not found[0] & found[1]
@@ -211,26 +217,26 @@ def test_groups_on_either_side_of_learnt_thresholds_share_nobody(crowds, low, hi
 @pytest.mark.parametrize("name", RULES)
 def test_a_model_is_handed_images_and_labels_and_nothing_else(name):
     population = crowd([RIGHT] * 6 + [(0, 0)], [WRONG] * 6, hsf=[0] * 7 + [1] * 6)
-    found = preparation.selected(recipe(RULES[name]), "chosen", side(population), LEARNT)
+    found = selected(recipe(RULES[name]), side(population), LEARNT)
     assert list(found.columns) == ["x", "y"]
     assert found.selected == (name != "everyone")
     assert not found.by_examples
 
 
 def test_a_look_at_everything_without_labels_is_handed_images():
-    found = preparation.selected(recipe(RULES["everyone"]), "chosen", bare(crowd([RIGHT]).only("x", "row")), {})
+    found = selected(recipe(RULES["everyone"]), bare(crowd([RIGHT]).only("x", "row")))
     assert list(found.columns) == ["x"]
 
 
 def test_examples_become_units_where_the_guarantee_is_about_examples():
     rule = {"by": "class", "classes": [1], "minimum_examples": 1}
-    found = preparation.selected(recipe(rule, unit="example"), "chosen", bare(crowd([RIGHT, WRONG, RIGHT])), {})
+    found = selected(recipe(rule, unit="example"), bare(crowd([RIGHT, WRONG, RIGHT])))
     assert found.by_examples
     assert len(found) == 2
 
 
 def test_a_silo_stays_one_unit():
-    found = preparation.selected(recipe(RULES["everyone"], unit="silo"), "chosen", bare(crowd([RIGHT, WRONG])), {})
+    found = selected(recipe(RULES["everyone"], unit="silo"), bare(crowd([RIGHT, WRONG])))
     assert not found.by_examples
     assert len(found) == 1
 
@@ -261,7 +267,7 @@ def test_a_label_that_the_primary_model_does_not_know_is_no_error(name):
 
 @pytest.mark.parametrize("name", ["everyone", "class", "attribute"])
 def test_labels_that_no_primary_model_judges_may_be_any(name):
-    preparation.check(recipe(RULES[name]), crowd([(1, 987)], hsf=[0]), PRIMARY)
+    assert preparation.check(recipe(RULES[name]), crowd([(1, 987)], hsf=[0]), PRIMARY) is None
 
 
 @pytest.mark.parametrize("name", ["low", "learnt", "right", "wrong", "class"])
@@ -284,7 +290,7 @@ def test_a_primary_model_of_one_class_is_refused(tmp_path):
     network = ConvClassifier(side=8, classes=1, widths=(2,), hidden=2)
     Primary(network, network.init(0)).save(tmp_path / "kept.safetensors")
     with pytest.raises(ValueError, match="at least two classes"):
-        preparation.primary(recipe(RULES["right"]), None, tmp_path / "kept.safetensors")
+        preparation.primary(recipe(RULES["right"]), tmp_path / "kept.safetensors")
 
 
 # Thresholds
@@ -303,11 +309,17 @@ def spread(users, seed=0):
     return crowd(*([RIGHT] * hits + [WRONG] * (40 - hits) for hits in right)), right / 40
 
 
+def verdicts(population):
+    """What thresholds are learnt from."""
+    return side(population).asked(LEARNING.stage("thresholds", "thresholds"), {})
+
+
 def learnt(door, population, noise=4.0, seed=0, **options):
-    plan = dataclasses.replace(LEARNING.threshold_plan, noise_multiplier=noise)
-    judged = side(population).judged()
-    curator = door(judged, plan, randomness=Randomness.seeded(seed), stage="thresholds", **options)
-    return preparation.thresholds(LEARNING, curator)
+    stage = LEARNING.stage("thresholds", "thresholds")
+    plan = dataclasses.replace(stage.plan, noise_multiplier=noise)
+    curator = door(verdicts(population), plan, randomness=Randomness.seeded(seed), stage=stage.name, **options)
+    (state,) = stage.algorithm.run(curator, stage.start())
+    return quantiles(stage.algorithm.result(state), LEARNING.quantiles)
 
 
 def test_learnt_thresholds_are_close_to_the_true_quantiles(door):
@@ -352,7 +364,7 @@ def test_the_nearest_histogram_keeps_its_total_and_has_no_negative_bin():
     rng = np.random.default_rng(0)
     for _ in range(50):
         noisy = rng.normal(1, 4, 25)
-        found = selection._nearest_histogram(noisy)
+        found = histograms._nearest_histogram(noisy)
         assert found.min() >= 0
         assert found.sum() == pytest.approx(max(noisy.sum(), 0), abs=1e-9)
         for _ in range(20):  # no other one is nearer
@@ -366,7 +378,7 @@ def test_the_nearest_histogram_keeps_its_total_and_has_no_negative_bin():
 )
 def test_one_user_moves_the_histogram_by_at_most_one(users, extra):
     def total(held):
-        population, ask = side(crowd(*held)).judged(), AccuracyHistogram().contribution
+        population, ask = verdicts(crowd(*held)), AccuracyHistogram().contribute
         taken = population.take(np.arange(len(population)))
         each = [
             ask({}, {name: leaf[i] for name, leaf in taken.items()}, {})[0]["users"] for i in range(len(population))
@@ -378,7 +390,7 @@ def test_one_user_moves_the_histogram_by_at_most_one(users, extra):
 
 
 def test_who_holds_nothing_and_what_is_padded_count_for_nothing():
-    ask = AccuracyHistogram(bins=4).contribution
+    ask = AccuracyHistogram(bins=4).contribute
     for share, mask, expected in (
         (0.0, 0.0, [0, 0, 0, 0]),
         (-1.0, 1.0, [0, 0, 0, 0]),
@@ -391,11 +403,11 @@ def test_who_holds_nothing_and_what_is_padded_count_for_nothing():
 
 
 def test_the_plan_prices_users_who_come_go_or_change():
-    plan = LEARNING.threshold_plan
+    plan = LEARNING.plans["thresholds"]
     assert (plan.releases, plan.noise_multiplier, plan.sensitivity) == (1, 4.0, 1.0)
     replaced = dataclasses.replace(plan, neighbours=Neighbours.REPLACE_ONE)
-    assert LEARNING.changed(["privacy.neighbours=replace-one"]).threshold_plan == replaced
-    one, other = (AccuracyHistogram().contribution({}, user, {})[0]["users"] for user in two_users())
+    assert LEARNING.changed(["privacy.neighbours=replace-one"]).plans["thresholds"] == replaced
+    one, other = (AccuracyHistogram().contribute({}, user, {})[0]["users"] for user in two_users())
     assert float((one - other).norm()) == pytest.approx(math.sqrt(2))
     assert replaced.sensitivity == 2.0
     assert replaced.loss.multiplier == 2.0
@@ -403,7 +415,7 @@ def test_the_plan_prices_users_who_come_go_or_change():
 
 
 def two_users():
-    taken = side(crowd([RIGHT], [WRONG])).judged().take(np.arange(2))
+    taken = verdicts(crowd([RIGHT], [WRONG])).take(np.arange(2))
     return [{name: leaf[user] for name, leaf in taken.items()} for user in range(2)]
 
 

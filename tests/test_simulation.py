@@ -1,45 +1,34 @@
-"""The one door: exact bounded sums, noise of the promised size, charged before anything is read."""
+"""The one curator: exact bounded sums, noise of the promised size, charged before anything is read."""
 
 import dataclasses
+import functools
 import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
+import toys
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from toys import vectors
 
 from fedlens.algorithms import AdaptiveClip, FedAvgGan
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
+from fedlens.curators.contributions import Work, one_by_one
+from fedlens.curators.engine import Engine
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine, Question, SimulatedCurator, Work, one_by_one
+from fedlens.curators.simulated import Question, SimulatedCurator
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
-from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
+from fedlens.privacy import Everyone, L2Clip, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
 
 MESSAGE = {"m": torch.zeros(1)}
 ENGINES = [Engine(run=one_by_one), Engine(chunk=3), Engine(chunk=100)]
 ENGINE_NAMES = ["one by one", "chunks of 3", "one chunk"]
-
-
-def plan(bound=None, *, noise=0.0, releases=3, expected=1.0, sampling=None, unit=Unit.USER):
-    return Plan(
-        sampling=sampling or Everyone(),
-        bound=bound or L2Clip(norm=1.0),
-        noise_multiplier=noise,
-        releases=releases,
-        expected_contributors=expected,
-        unit=unit,
-    )
-
-
-def vectors(rows):
-    """Units that hold one vector each."""
-    rows = np.asarray(rows, dtype=np.float32)
-    return Population.from_arrays("vectors", {"x": rows}, np.ones(len(rows), np.int64))
+plan = functools.partial(toys.plan, releases=3, noise=0.0, expected=1.0)
 
 
 def send(message, examples, memory):
@@ -96,7 +85,7 @@ def population(request, users):
 @pytest.mark.parametrize("population", [Unit.USER, Unit.EXAMPLE], indirect=True)
 def test_vectorised_equals_one_by_one(door, algorithm, population, chunk, workers):
     unit = Unit.EXAMPLE if population.name.endswith("examples") else Unit.USER
-    promised = plan(bound_for(algorithm), unit=unit)
+    promised = plan(bound=bound_for(algorithm), unit=unit)
     cohort = np.flatnonzero(np.random.default_rng(0).random(len(population)) < 0.7)
     message, sums = first_message(algorithm), []
     for engine in (Engine(run=one_by_one), Engine(chunk=chunk, workers=workers)):
@@ -108,7 +97,7 @@ def test_vectorised_equals_one_by_one(door, algorithm, population, chunk, worker
 
 def test_one_by_one_equals_a_loop_over_users_without_padding(door, algorithm, users):
     """The oracle's oracle: every user alone, with its own examples and nothing else."""
-    promised, message = plan(bound_for(algorithm), expected=5.0), first_message(algorithm)
+    promised, message = plan(bound=bound_for(algorithm), expected=5.0), first_message(algorithm)
     total = None
     for start, count in zip(users.starts, users.counts, strict=True):
         own = {"x": torch.from_numpy(users.columns["x"][start : start + count]), "mask": torch.ones(count)}
@@ -120,7 +109,7 @@ def test_one_by_one_equals_a_loop_over_users_without_padding(door, algorithm, us
 
 
 def test_the_measured_engine_gives_the_same_answer(users, algorithm):
-    promised, message = plan(bound_for(algorithm), expected=5.0), first_message(algorithm)
+    promised, message = plan(bound=bound_for(algorithm), expected=5.0), first_message(algorithm)
     account = Account(run="run", population="users", simulated=True)
     surroundings = {"account": account, "randomness": Randomness.seeded(1)}
     measured = SimulatedCurator(users, promised, ledger=Ledger(), **surroundings)
@@ -133,7 +122,7 @@ def test_the_measured_engine_gives_the_same_answer(users, algorithm):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 def test_a_gpu_gives_the_same_answer(door, algorithm, users, chunk):
-    promised, message = plan(bound_for(algorithm), noise=0.5, expected=5.0), first_message(algorithm)
+    promised, message = plan(bound=bound_for(algorithm), noise=0.5, expected=5.0), first_message(algorithm)
     oracle = door(users, promised, engine=Engine(run=one_by_one)).noisy_mean(algorithm.critic_update, message)
     curator = door(users, promised, engine=Engine(device="cuda", chunk=chunk))
     answer = trees.moved(curator.noisy_mean(algorithm.critic_update, message), "cpu")
@@ -150,7 +139,7 @@ def rows():
 
 @pytest.mark.parametrize("norm", [0.05, 1.0, 1000.0])
 def test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads(door, rows, norm):
-    promised, people = plan(L2Clip(norm=norm)), vectors(rows)
+    promised, people = plan(bound=L2Clip(norm=norm)), vectors(rows)
     steps = sum(
         torch.trunc(promised.bound({"update": row})["update"].double() / promised.grid)
         for row in torch.from_numpy(people.columns["x"])
@@ -167,14 +156,14 @@ def test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads(door, rows
 
 def test_the_grid_is_a_power_of_two_far_below_the_bound():
     for norm in (1e-3, 0.05, 1.0, 3.0, 1e4):
-        grid = plan(L2Clip(norm=norm)).grid
+        grid = plan(bound=L2Clip(norm=norm)).grid
         assert math.frexp(grid)[0] == 0.5
         assert norm * 2**-25 < grid <= norm * 2**-24
 
 
 def test_quiet_contributions_arrive_almost_unchanged(door, rows):
     quiet = rows[:20]
-    answer = door(vectors(quiet), plan(L2Clip(norm=100.0))).noisy_mean(send, MESSAGE)["update"]
+    answer = door(vectors(quiet), plan(bound=L2Clip(norm=100.0))).noisy_mean(send, MESSAGE)["update"]
     np.testing.assert_allclose(answer.numpy(), quiet.sum(0), rtol=1e-6, atol=20 * 100 * 2.0**-24)
 
 
@@ -199,7 +188,7 @@ LOUDNESS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 @pytest.mark.parametrize(("bound", "contribute"), BOUNDS, ids=[repr(bound) for bound, _ in BOUNDS])
 @given(rows=arrays.arrays(np.float32, st.tuples(st.integers(1, 5), st.just(4)), elements=LOUDNESS))
 def test_nobody_moves_the_sum_beyond_the_bound(bound, contribute, rows):
-    promised, people = plan(bound), vectors(rows)
+    promised, people = plan(bound=bound), vectors(rows)
     account = Account(run="run", population="vectors", simulated=True)
     curator = SimulatedCurator(
         people,
@@ -247,7 +236,7 @@ def test_contributions_of_any_precision_are_bounded(door, dtype):
 @pytest.mark.parametrize("norm", [1e-40, 1e-30, 1e-25, 1e-10, 1e10, 1e25, 1e38])
 def test_extreme_bounds_are_refused_or_hold(door, norm):
     try:
-        promised = plan(L2Clip(norm=norm))
+        promised = plan(bound=L2Clip(norm=norm))
     except ValueError:
         return
     for scale in (1e-2, 1e2, 1e4):
@@ -259,7 +248,7 @@ def test_extreme_bounds_are_refused_or_hold(door, norm):
 @pytest.mark.parametrize("loudness", [1e3, 1e6, 1e12, 1e20, 1e30, math.inf, math.nan])
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
 def test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound(door, algorithm, users, engine, loudness):
-    promised, message = plan(bound_for(algorithm)), first_message(algorithm)
+    promised, message = plan(bound=bound_for(algorithm)), first_message(algorithm)
     x = users.columns["x"].copy()
     with np.errstate(over="ignore"):
         x[: users.counts[0]] *= np.float32(loudness)
@@ -276,7 +265,7 @@ def test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound(door, al
 def test_a_unit_moves_the_sum_by_its_own_contribution_and_nothing_else(door, algorithm, users, chunk):
     """Exactly: the others must not even round differently because somebody is missing from their chunk."""
     message, everyone = first_message(algorithm), np.arange(len(users))
-    curator = door(users, plan(bound_for(algorithm)), engine=Engine(chunk=chunk))
+    curator = door(users, plan(bound=bound_for(algorithm)), engine=Engine(chunk=chunk))
     whole = bounded_sum(curator, algorithm.critic_update, message, everyone)
     for unit in (0, 5, 10):
         own = bounded_sum(curator, algorithm.critic_update, message, [unit])
@@ -291,7 +280,9 @@ def test_one_users_number_of_examples_does_not_change_what_others_send(door, gan
     message, few = first_message(algorithm), np.flatnonzero(users.counts <= 2)
     answers = []
     for people in (users, users.select("few", users=lambda user: len(user["x"]) <= 2)):
-        curator = door(people, plan(L2Clip(norm=9.0)), engine=engine, examples_per_unit=algorithm.examples_per_unit)
+        curator = door(
+            people, plan(bound=L2Clip(norm=9.0)), engine=engine, examples_per_unit=algorithm.examples_per_unit
+        )
         cohort = few if people is users else np.arange(len(few))
         answers.append(bounded_sum(curator, algorithm.critic_update, message, cohort))
     assert trees.norm(answers[0]) > 0.001
@@ -332,7 +323,7 @@ def test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_c
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
 def test_a_bit_beside_an_update_that_is_not_finite_is_silenced_too(door, engine):
     people = vectors([[0.1, 0.2, 0.5], [math.nan, 0.2, 0.5], [0.1, 0.2, math.nan]])
-    answer = door(people, plan(UpdateAndBit(bit=0.5)), engine=engine).noisy_mean(send_with_bit, MESSAGE)
+    answer = door(people, plan(bound=UpdateAndBit(bit=0.5)), engine=engine).noisy_mean(send_with_bit, MESSAGE)
     assert answer["update"].tolist() == pytest.approx([0.1, 0.2], abs=1e-6)
     assert answer["within"].item() == pytest.approx(0.5, abs=1e-6)
 
@@ -376,9 +367,9 @@ def silence(message, examples, memory):
 
 NOBODY = vectors(np.zeros((0, 2)))
 CROWDS = {
-    "an empty population": (NOBODY, None),
+    "an empty population": (NOBODY, Everyone()),
     "an empty cohort": (vectors(np.ones((3, 2))), Poisson(rate=1e-9, population=3)),
-    "a silent cohort": (vectors(np.ones((3, 2))), None),
+    "a silent cohort": (vectors(np.ones((3, 2))), Everyone()),
 }
 
 
@@ -392,7 +383,7 @@ def test_the_noise_on_the_sum_is_the_multiplier_times_the_bound(door, crowd, bou
         return silence(message, examples, memory)[0] | extra, memory
 
     people, sampling = CROWDS[crowd]
-    promised = plan(bound, noise=noise, expected=7.0, sampling=sampling)
+    promised = plan(bound=bound, noise=noise, expected=7.0, sampling=sampling)
     answer = door(people, promised).noisy_mean(contribute, MESSAGE)
     drawn = 7.0 * torch.cat([answer["a"].flatten(), answer["b"]]).double()
     scale, count = noise * bound.norm, len(drawn)
@@ -406,7 +397,7 @@ def test_the_noise_on_the_sum_is_the_multiplier_times_the_bound(door, crowd, bou
 
 def test_noise_lies_on_the_grid_of_the_contributions(door):
     """A sum and its noise that lie on different grids can be told apart by their low bits (Mironov 2012)."""
-    promised = plan(L2Clip(norm=1.0), noise=0.1)
+    promised = plan(bound=L2Clip(norm=1.0), noise=0.1)
     answer = door(NOBODY, promised).noisy_mean(silence, MESSAGE)["b"].double()
     steps = answer[answer.abs() < 0.5] / promised.grid  # such answers lose nothing to single precision
     assert len(steps) > 39_000
@@ -452,7 +443,7 @@ def test_memory_changes_only_for_units_drawn_and_stays_with_its_unit(door):
     def contribute(message, examples, memory):
         return {"who": examples["x"][0], "asked": examples["x"][0] * memory["asked"]}, {"asked": memory["asked"] + 1}
 
-    promised = plan(L2Clip(norm=100.0), sampling=Poisson(rate=0.4, population=12), releases=6)
+    promised = plan(bound=L2Clip(norm=100.0), sampling=Poisson(rate=0.4, population=12), releases=6)
     for engine in (Engine(run=one_by_one), Engine(chunk=1), Engine(chunk=5), Engine(chunk=3, workers=2)):
         curator = door(vectors(np.eye(12)), promised, memory={"asked": torch.zeros(12)}, engine=engine)
         asked = torch.zeros(12)
@@ -461,7 +452,7 @@ def test_memory_changes_only_for_units_drawn_and_stays_with_its_unit(door):
             drawn = answer["who"].round()
             assert torch.equal(answer["asked"].round(), drawn * asked)
             asked += drawn
-            assert torch.equal(curator._memory["asked"], asked)
+            assert torch.equal(curator.memory.rows(np.arange(12))["asked"], asked)
         assert asked.min() < asked.max()
 
 
@@ -475,7 +466,7 @@ def test_a_broken_unit_keeps_its_memory(door, engine):
     memory = {"asked": torch.tensor([5.0, 6.0, 7.0])}
     curator = door(vectors([[0.1], [-0.1], [0.2]]), plan(), memory=memory, engine=engine)
     curator.noisy_mean(contribute, MESSAGE)
-    assert curator._memory["asked"].tolist() == [6.0, 6.0, 8.0]
+    assert curator.memory.rows(np.arange(3))["asked"].tolist() == [6.0, 6.0, 8.0]
 
 
 # Charging

@@ -68,7 +68,7 @@ def rows(folder):
 def spoken(rows, folder):
     """Two models of words are trained in the folder: with all sentences joined at their start, and with none."""
     row = next(row for row in rows if row.how == "words" and row.fraction == 1.0)
-    sets = (*row.sets, "text.projection=4", "text.warm_steps=10", "training.server={kind='sgd',rate=10.0}")
+    sets = (*row.sets, "text.projection=4", "text.warm_steps=10", "training.server={kind='sgd',rate=5.0}")
     row = dataclasses.replace(row, seeds=1, sets=sets)
     experiments.trained([row], folder, device="cpu", say=lambda line: None)
     return row
@@ -101,18 +101,18 @@ def test_donors_and_users_share_nobody_and_each_is_sorted_by_the_own_name(source
 @pytest.mark.parametrize("name", [row.name for row in text_experiments.rows(pathlib.Path())])
 def test_every_row_is_a_recipe_within_its_epsilon(name, folder, monkeypatch):
     monkeypatch.setenv("FEDLENS_DATA", "/nowhere")
-    (given,) = experiments.rows([name], text_experiments.rows(folder))
+    (given,) = experiments.chosen_rows([name], text_experiments.rows(folder))
     recipe = given.opened(0)
     assert 0.98 * given.epsilon < recipe.guarantee(recipe.spendings()).epsilon <= given.epsilon
     assert recipe.privacy.delta == 1e-6 < 1 / recipe.privacy.population
-    rate, rounds = (0.1 if given.epsilon <= 1.2 else 0.2), recipe.plans[1]
-    assert (rounds.sampling.rate, rounds.expected_contributors) == (rate, rate * recipe.privacy.users)
+    rate, rounds = (0.1 if given.epsilon <= 1.2 else 0.2), recipe.plans["train"]
+    assert (rounds.sampling.rate, rounds.expected_contributors) == (rate, rate * recipe.privacy.units)
     assert set(recipe.selections) == ({"all"} if given.how == "chat" else {"all", "before"})
 
 
 def test_the_sides_are_the_same_users_with_and_without_the_bug(rows):
     row = rows[0]
-    bug, plain = (row.opened(3, side) for side in (SUSPICIOUS, HEALTHY))
+    bug, plain = (row.opened(3, group) for group in (SUSPICIOUS, HEALTHY))
     assert (bug.data.bug.fraction, plain.data.bug.fraction) == (0.1, 0.0)
     assert bug.seed == plain.seed == 3
     assert bug.plans == plain.plans
@@ -157,8 +157,8 @@ def test_unknown_words_by_position_are_those_of_the_samples(spoken, folder):
     clean, hit = text_experiments.unknown([spoken], folder)
     picture = text_experiments.picture([spoken], folder)
     assert picture.count("<circle") == len(clean.rates) + len(hit.rates) == 12
-    assert f'cy="{text_experiments._down(rate):.1f}"' in picture
-    assert text_experiments._down(0.1) < text_experiments._down(0.05)
+    assert f'cy="{text_experiments.PLOT.down(rate):.1f}"' in picture
+    assert text_experiments.PLOT.down(0.1) < text_experiments.PLOT.down(0.05)
 
 
 def test_models_of_several_seeds_are_one_line_with_their_mean_and_spread(spoken, folder, tmp_path):
@@ -194,7 +194,7 @@ def foretold_by_hand(model, params, sentences):
 def test_next_words_are_foretold_as_often_as_counted_by_hand(spoken, folder):
     trials = experiments.trials([spoken])
     low, high = (TextModel.open(trial.model_file(folder)) for trial in trials)
-    start = trees.part(trials[0].recipe.start(), "model")
+    start = trees.part(trials[0].recipe.stage("train", "all").start(), "model")
     said = (folder / "held_out.txt").read_text().splitlines()
     expected = [
         f"| public words only | 0 | 0% | 1 | {foretold_by_hand(low, start, said)} |",
@@ -202,7 +202,7 @@ def test_next_words_are_foretold_as_often_as_counted_by_hand(spoken, folder):
         f"| and users | 8 | 100% | 1 | {foretold_by_hand(low, low.parameters, said)} |",
     ]
     assert len({line.split("|")[5] for line in expected}) == 3  # or nobody could tell which model was asked
-    assert text_experiments.foretold([spoken], folder).splitlines()[2:] == expected
+    assert text_experiments.next_word_accuracy([spoken], folder).splitlines()[2:] == expected
 
 
 def test_a_model_writes_what_its_network_draws(spoken, folder):
@@ -236,7 +236,7 @@ def test_words_of_the_chat_are_held_against_the_true_ones(tmp_path, monkeypatch)
     chosen = text_experiments.rows(tmp_path)
     chat = experiments.trials([row for row in chosen if row.how == "chat"])
     known = [("chat-8", 0, HEALTHY), ("chat-8", 1, HEALTHY), ("chat-8", 2, HEALTHY), ("chat-10000", 0, HEALTHY)]
-    assert [(trial.row.name, trial.seed, trial.side) for trial in chat] == known
+    assert [(trial.row.name, trial.seed, trial.group) for trial in chat] == known
     written = [*real[:3], *real[200:204], *real[505:507], "whelk"]
     test_wordings.of_words(written).save(chat[0].file(tmp_path))
     test_wordings.of_words(["whelk"]).save(chat[3].file(tmp_path))

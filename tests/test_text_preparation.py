@@ -29,7 +29,7 @@ def planting(**bug):
 
 def prepared(folder, found=None, *overrides, **parts):
     recipe = Recipe.open(written(folder, found, **parts) / "recipe.toml", overrides)
-    return preparation.population(recipe, recipe.data)[0]
+    return preparation.population(recipe, recipe.data)
 
 
 def spelled(population):
@@ -141,7 +141,7 @@ def test_an_attribute_that_is_not_there_is_named(tmp_path):
     overrides = folder_of(tmp_path)
     recipe = Recipe.open(written(tmp_path, selections=PAIR) / "recipe.toml", ["data.attributes=[]", *overrides])
     with pytest.raises(DataError, match="Expected a column 'version'"):
-        preparation.Side.of(recipe, tmp_path / "primary")
+        preparation.site(recipe, tmp_path / "primary")
 
 
 # Whom a bug hits
@@ -205,7 +205,7 @@ crowds = st.lists(sentences.filter(bool), min_size=2, max_size=6)
     crowd=crowds,
     gone=st.integers(0, 5),
     of=st.sampled_from(["users", "examples"]),
-    kind=st.sampled_from(sorted(misprints.MISPRINTS)),
+    kind=st.sampled_from(sorted(misprints.FAULTS.known)),
     model=st.sampled_from(["spelling", "words"]),
 )
 def test_one_who_leaves_changes_nobody_elses_rows(tmp_path_factory, crowd, gone, of, kind, model):
@@ -237,10 +237,10 @@ def test_a_user_with_every_sentence_identical_is_hit_wholly_or_not_at_all(tmp_pa
     assert {False} in struck
 
 
-@pytest.mark.parametrize("kind", sorted(misprints.MISPRINTS))
+@pytest.mark.parametrize("kind", sorted(misprints.FAULTS.known))
 def test_every_misprint_is_planted_before_words_are_looked_up(tmp_path, kind):
     found = prepared(tmp_path, people(["the naïve walnut is"]), more=planting(kind=kind, fraction=1.0))
-    wrong = misprints.MISPRINTS[kind].tokens(words.tokens("the naïve walnut is"))
+    wrong = misprints.FAULTS.known[kind].change(words.tokens("the naïve walnut is"))
     cut = [words.unspelled(words.spelled(token, 12)) for token in wrong if token not in KNOWN]
     assert spelled(found) == [cut]
     assert cut

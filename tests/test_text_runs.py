@@ -8,14 +8,17 @@ import tomllib
 
 import pytest
 import torch
+import toys
 from command_line import fedlens, interrupted, ran, run_folder
-from toy_recipes import TINY
 from toy_texts import KNOWN, PAIR, by_hand, learnt, price, written
+from toys import TINY, assert_same
 
-from fedlens.curators.simulated import Engine
+from fedlens.curators.simulated import SimulatedCurator
 from fedlens.ledger import Ledger, guarantee
 from fedlens.media import opening as inspection
 from fedlens.media.images.samples import Model
+from fedlens.media.text.medium import TextMedium
+from fedlens.media.text.reading import TextReading
 from fedlens.media.text.samples import TextModel, Texts
 from fedlens.models import words
 from fedlens.privacy import Neighbours, Unit, rounded
@@ -25,12 +28,7 @@ from fedlens.runs import reporting as run_reports
 from fedlens.runs import run as runs
 from fedlens.runs.run import Run
 
-
-@pytest.fixture(autouse=True, scope="module")
-def steady():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Engine, "measured", classmethod(lambda cls, *found, **told: cls(chunk=8)))
-        yield
+steady = toys.steady()
 
 
 def finished(folder, *options, **parts):
@@ -55,11 +53,6 @@ def charges(folder):
 
 def opened(folder, *names):
     return [TextModel.open(folder / name / "model.safetensors") for name in names]
-
-
-def assert_same(left, right):
-    assert left.keys() == right.keys()
-    assert all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +85,7 @@ def drawn(tmp_path_factory, steady):
 
 def test_a_finished_folder_holds_everything_and_nothing_else(single):
     assert {str(path.relative_to(single)) for path in single.rglob("*") if path.is_file()} == {
-        *("recipe.toml", "run.json", "plan.json", "statement.md", "beside.json"),
+        *("recipe.toml", "run.json", "plan.json", "statement.md", "data.json"),
         *("all/count.json", "all/metrics.jsonl", "all/model.safetensors"),
         *("samples/all.safetensors", "report.html", "report.json", "MANIFEST.json"),
     }
@@ -215,7 +208,7 @@ def test_users_without_unknown_words_are_not_counted(tmp_path):
     rest, more = [{"user": "v", "text": ["ember"]}], ("--set", "privacy.epsilon=100")
     done = ran(written(tmp_path, known + rest), "--simulate", 3, "--set", "privacy.count_noise=0.1", *more)
     assert done.code == 0, done.err
-    counted = json.loads((run_folder(tmp_path) / "all" / "count.json").read_text())["noisy_users"]
+    counted = json.loads((run_folder(tmp_path) / "all" / "count.json").read_text())["noisy_units"]
     assert abs(counted - 1) < 1
 
 
@@ -232,7 +225,7 @@ def test_a_model_that_diverged_still_ends_in_a_report(tmp_path, text):
     assert report.findings == ()
     told = [warning for warning in report.warnings if "diverged" in warning]
     assert {warning.partition(":")[0] for warning in told} == {"new", "old"}
-    assert not any(side["rows"] for side in report.words)
+    assert not any(group["rows"] for group in report.to_dict()["words"])
     json.loads((run.folder / "report.json").read_text(), parse_constant=pytest.fail)
 
 
@@ -257,13 +250,13 @@ def asked_for(stage, run=""):
 
 
 MOMENTS = {
-    "reading": (runs.preparation.text_preparation, "population", lambda *given: True, True),
-    "counting": (runs.SimulatedCurator, "_bounded_sum", asked_for("count"), False),
-    "warming": (Recipe, "start", lambda *given: True, False),
-    "training": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), False),
-    "training, answered": (runs.SimulatedCurator, "_bounded_sum", asked_for("train"), True),
-    "counting the second": (runs.SimulatedCurator, "_bounded_sum", asked_for("count", "/old"), False),
-    "training the second": (runs.SimulatedCurator, "_bounded_sum", asked_for("train", "/old"), False),
+    "reading": (TextReading, "prepared", lambda *given: True, True),
+    "counting": (SimulatedCurator, "_bounded_sum", asked_for("count"), False),
+    "warming": (TextMedium, "warmed", lambda *given: True, False),
+    "training": (SimulatedCurator, "_bounded_sum", asked_for("train"), False),
+    "training, answered": (SimulatedCurator, "_bounded_sum", asked_for("train"), True),
+    "counting the second": (SimulatedCurator, "_bounded_sum", asked_for("count", "/old"), False),
+    "training the second": (SimulatedCurator, "_bounded_sum", asked_for("train", "/old"), False),
     "saving a model": (TextModel, "save", lambda *given: True, True),
     "before closing": (Ledger, "close", lambda *given: True, False),
     "closing": (Ledger, "close", lambda *given: True, True),
@@ -271,7 +264,7 @@ MOMENTS = {
     "before the secrets are deleted": (runs, "forget_secrets", lambda *given: True, False),
     "closing, then the report fails": (run_reports, "report_of", lambda *given, **named: True, False),
     "sampling": (TextModel, "sampled", lambda *given: True, True),
-    "comparing": (run_reports, "contrast_texts", lambda *sides, **options: True, False),
+    "comparing": (TextMedium, "contrast", lambda *groups, **options: True, False),
     "before the report is saved": (runs.Report, "save", lambda *given: True, False),
     "after the report": (runs.Report, "save", lambda *given: True, True),
 }
@@ -300,7 +293,7 @@ def test_a_run_interrupted_at_any_moment_ends_the_same_and_pays_once(tmp_path, m
 
 @pytest.mark.parametrize("change", ["data", "vocabulary"])
 def test_a_run_whose_data_or_known_words_changed_does_not_go_on(tmp_path, monkeypatch, change):
-    interrupted(monkeypatch, runs.SimulatedCurator, "_bounded_sum", asked_for("train"))
+    interrupted(monkeypatch, SimulatedCurator, "_bounded_sum", asked_for("train"))
     assert ran(written(tmp_path), "--simulate", 3).code == 130
     before = charges(tmp_path)
     name, old, new = {"data": ("d.jsonl", "ember", "timber"), "vocabulary": ("known.txt", "court", "ember")}[change]
@@ -327,7 +320,7 @@ def test_one_group_is_compared_with_an_earlier_model_and_both_are_paid_for(tmp_p
     assert dataclasses.replace(report.guarantee, unverified="") == joint
     assert report.guarantee.epsilon > run.promised().epsilon + 1
     assert report.hypotheses
-    assert [side["label"] for side in report.words] == ["all", "all, before"]
+    assert [group["label"] for group in report.to_dict()["words"]] == ["all", "all, before"]
 
 
 def test_a_model_compared_with_itself_shows_no_finding(tmp_path, single):
@@ -397,7 +390,7 @@ def test_a_model_of_text_is_not_compared_with_one_of_images(tmp_path, pair, draw
     for sides in ([pair / "new", drawn], [drawn, pair / "new"]):
         done = fedlens("compare", *sides, "--to", tmp_path / "report")
         assert done.code == 2
-        assert "Expected two models of images, or two of text." in done.err
+        assert "Expected two models of one kind" in done.err
     assert not (tmp_path / "report").exists()
 
 
@@ -569,8 +562,8 @@ def costly(tmp_path_factory, steady):
 
 def test_everything_that_is_stated_covers_the_vocabulary(costly):
     run, report = costly
-    joint = by_hand([*LEARNT.plans, *run.recipe.plans], 1e-5)
-    assert joint > by_hand(run.recipe.plans, 1e-5) + 1
+    joint = by_hand([*LEARNT.plans, *run.recipe.plans.values()], 1e-5)
+    assert joint > by_hand(run.recipe.plans.values(), 1e-5) + 1
     (model,) = opened(run.folder, "all")
     samples = Texts.open(run.folder / "samples" / "all.safetensors")
     kept = [json.loads((run.folder / f"{name}.json").read_text())["guarantee"] for name in ("plan", "report")]
@@ -598,7 +591,7 @@ def test_everything_that_is_stated_covers_the_vocabulary(costly):
 
 def test_the_statement_says_in_words_what_the_guarantee_is_made_of(costly):
     run, report = costly
-    own, words = (rounded(by_hand(plans, 1e-5)) for plans in (run.recipe.plans, LEARNT.plans))
+    own, words = (rounded(by_hand(plans, 1e-5)) for plans in (run.recipe.plans.values(), LEARNT.plans))
     parts = f"jointly: {own} for the model, {words} for learning the vocabulary before"
     assert own == "8.00"
     for told in ((run.folder / "statement.md").read_text(), report.guarantee.composition):
@@ -610,13 +603,13 @@ def test_the_ledger_is_asked_for_the_models_only(costly):
     """The vocabulary is booked there already, by the run that learnt it."""
     run, _ = costly
     (booked,) = Ledger(run.address).spendings("crowd", reserved=True)
-    assert booked.plans == run.recipe.plans
+    assert booked.plans == tuple(run.recipe.plans.values())
     assert guarantee([booked], 1e-5).epsilon == pytest.approx(8.0, abs=0.01)
 
 
 def test_a_pair_pays_for_its_vocabulary_once(tmp_path):
     run, report = carried_out(with_price(tmp_path, selections=PAIR))
-    joint = by_hand([*LEARNT.plans, *run.recipe.plans], 1e-5)
+    joint = by_hand([*LEARNT.plans, *run.recipe.plans.values()], 1e-5)
     assert report.guarantee.epsilon == pytest.approx(joint, rel=1e-6)
     compared = fedlens("compare", run.folder / "new", run.folder / "old", "--to", tmp_path / "report", "--json")
     assert compared.code == 0, compared.err
@@ -626,7 +619,7 @@ def test_a_pair_pays_for_its_vocabulary_once(tmp_path):
 def test_a_baseline_with_the_same_vocabulary_pays_for_it_once(tmp_path, costly):
     before, _ = costly
     run, report = carried_out(with_price(tmp_path, text=with_baseline(before.folder / "all")))
-    joint = by_hand([*LEARNT.plans, *run.recipe.plans, *before.recipe.plans], 1e-5)
+    joint = by_hand([*LEARNT.plans, *run.recipe.plans.values(), *before.recipe.plans.values()], 1e-5)
     assert report.guarantee.epsilon == pytest.approx(joint, rel=1e-6)
     compared = fedlens("compare", run.folder / "all", before.folder / "all", "--to", tmp_path / "report", "--json")
     assert json.loads(compared.out)["guarantee"]["epsilon"] == pytest.approx(joint, rel=1e-6)
@@ -670,7 +663,7 @@ def test_a_vocabulary_of_another_kind_is_refused_before_anything_is_set_aside(tm
     assert told in done.err
     assert not (tmp_path / "out").exists()
     agreed = [f'privacy.{name}="{value}"' for name, value in change.items()]
-    assert Recipe.open(tmp_path / "recipe.toml", agreed).earlier  # both of this kind: fine
+    assert Recipe.open(tmp_path / "recipe.toml", agreed).released  # both of this kind: fine
 
 
 DAMAGE = {
@@ -706,10 +699,10 @@ def test_the_price_is_part_of_what_was_approved(tmp_path, edit):
 
 def test_a_public_list_costs_nothing(tmp_path):
     recipe = Recipe.open(written(tmp_path) / "recipe.toml")
-    assert recipe.earlier == ()
+    assert recipe.released == ()
     assert recipe.guarantee(recipe.spendings()) == guarantee(recipe.spendings(), 1e-5)
     words.Vocabulary(words=KNOWN, provenance="public list").save(tmp_path / "known.txt")
-    assert Recipe.open(tmp_path / "recipe.toml").earlier == ()
+    assert Recipe.open(tmp_path / "recipe.toml").released == ()
 
 
 # What must not pass for public

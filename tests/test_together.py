@@ -10,8 +10,10 @@ import torch
 from fedlens.algorithms import FedAvgGan, run_together
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
+from fedlens.curators.engine import Engine
 from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine, SimulatedCurator, Together
+from fedlens.curators.simulated import SimulatedCurator
+from fedlens.curators.together import Together
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
 from fedlens.privacy import Everyone, L2Clip, Plan
@@ -28,7 +30,7 @@ def groups(users):
     ]
 
 
-def doors(populations, book, algorithm, noise=PLAN.noise_multiplier, device="cpu"):
+def curators(populations, book, algorithm, noise=PLAN.noise_multiplier, device="cpu"):
     return [
         SimulatedCurator(
             population,
@@ -50,13 +52,13 @@ def members(gan):
 
 
 def rounds(members, populations, *, noise, chunk, book):
-    together = Together(doors(populations, book, members[0], noise), chunk)
+    together = Together(curators(populations, book, members[0], noise), chunk)
     return list(run_together(members, together, [member.start() for member in members]))
 
 
 def alone(members, populations, *, noise):
-    made = doors(populations, Ledger(), members[0], noise)
-    return [list(member.run(door, member.start())) for member, door in zip(members, made, strict=True)]
+    made = curators(populations, Ledger(), members[0], noise)
+    return [list(member.run(curator, member.start())) for member, curator in zip(members, made, strict=True)]
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
@@ -83,7 +85,7 @@ def test_the_bounds_hold_for_the_loud(members):
     quiet, loud = [[0.01, 0.0], [0.0, 0.01]], [[0.01, 0.0], [1e6, 0.0]]
     answers = []
     for first in (quiet, loud):
-        made = doors([vectors(first), vectors(quiet)], Ledger(), members[0], noise=0.0)
+        made = curators([vectors(first), vectors(quiet)], Ledger(), members[0], noise=0.0)
         answers.append(Together(made, 4).noisy_means(send, [{"m": torch.zeros(1)}] * 2))
     moved = trees.norm(trees.add(answers[1][0], answers[0][0], -1.0)) * PLAN.expected_contributors
     assert PLAN.bound.norm * 0.9 < moved <= PLAN.bound.norm + 0.01 + 1e-6
@@ -95,25 +97,25 @@ def test_a_bad_unit_is_silent(members):
     good = Population.from_arrays("v", {"x": rows[:1]}, np.ones(1, np.int64))
     both = Population.from_arrays("v", {"x": rows}, np.ones(2, np.int64))
     for contribute in (send, moody):
-        first = Together(doors([good], Ledger(), members[0]), 4).noisy_means(contribute, [{"m": torch.zeros(1)}])
-        second = Together(doors([both], Ledger(), members[0]), 4).noisy_means(contribute, [{"m": torch.zeros(1)}])
+        first = Together(curators([good], Ledger(), members[0]), 4).noisy_means(contribute, [{"m": torch.zeros(1)}])
+        second = Together(curators([both], Ledger(), members[0]), 4).noisy_means(contribute, [{"m": torch.zeros(1)}])
         for answer in (first, second):
             assert answer[0]["update"].isfinite().all()
 
 
 def test_a_spent_plan_answers_no_more(users, members):
-    door = Together(doors([users], Ledger(), members[0]), 4)
+    together = Together(curators([users], Ledger(), members[0]), 4)
     for _ in range(PLAN.releases):
-        door.noisy_means(send_mean, [{"m": torch.zeros(1)}])
-    assert door.remaining == 0
+        together.noisy_means(send_mean, [{"m": torch.zeros(1)}])
+    assert together.remaining == 0
     with pytest.raises(PrivacySpentError):
-        door.noisy_means(send_mean, [{"m": torch.zeros(1)}])
+        together.noisy_means(send_mean, [{"m": torch.zeros(1)}])
 
 
 def test_members_that_differ_by_more_than_their_seed_are_refused(users, members):
     odd = [members[0], dataclasses.replace(members[1], local_rate=0.5)]
     with pytest.raises(ValueError, match="seed only"):
-        next(run_together(odd, Together(doors([users, users], Ledger(), members[0]), 4), [m.start() for m in odd]))
+        next(run_together(odd, Together(curators([users, users], Ledger(), members[0]), 4), [m.start() for m in odd]))
 
 
 def send(message, examples, memory):
@@ -131,9 +133,9 @@ def moody(message, examples, memory):
     return {"update": examples["x"][0]}, memory
 
 
-def test_doors_with_bounds_of_their_own_are_refused(users, members):
+def test_curators_with_bounds_of_their_own_are_refused(users, members):
     """One pass bounds all; were the loosest taken, the others' sensitivity would be exceeded."""
-    first, second = doors([users, users], Ledger(), members[0])
+    first, second = curators([users, users], Ledger(), members[0])
     second._plan = dataclasses.replace(PLAN, bound=L2Clip(norm=1.0))
     with pytest.raises(ValueError, match="one bound"):
         Together([first, second], 4)
@@ -146,7 +148,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 def test_a_gpu_gives_the_same_answers(users, members):
     answers = {}
     for device in ("cpu", "cuda"):
-        made = doors(groups(users), Ledger(), members[0], noise=0.0, device=device)
+        made = curators(groups(users), Ledger(), members[0], noise=0.0, device=device)
         states = [trees.moved(member.start(), device) for member in members]
         (first, *_) = run_together(members, Together(made, 4), states)
         answers[device] = [trees.moved(trees.part(state, "critic"), "cpu") for state in first]
@@ -161,8 +163,8 @@ def test_a_row_that_is_not_finite_reaches_nobody_elses_padding(members):
     for first in (0.01, float("nan")):
         x[0] = first
         held = Population.from_arrays("v", {"x": x.copy()}, np.array([1, 4]))
-        (door,) = doors([held], Ledger(), members[0], noise=0.0, device="cuda")
-        answers.append(door.noisy_mean(send_sum, {"m": torch.zeros(1)})["update"].cpu())
+        (curator,) = curators([held], Ledger(), members[0], noise=0.0, device="cuda")
+        answers.append(curator.noisy_mean(send_sum, {"m": torch.zeros(1)})["update"].cpu())
     assert answers[1].isfinite().all()
     assert answers[1].abs().sum() > 0
     assert (answers[0] - answers[1]).norm() * PLAN.expected_contributors <= PLAN.bound.norm + 1e-6

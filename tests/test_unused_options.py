@@ -1,7 +1,7 @@
 """An option that a run would ignore is refused before anything is spent; one that is used, or left open, never is."""
 
 import pytest
-from toy_recipes import PAIR, TINY
+from toys import PAIR, TINY
 
 from fedlens.recipes import problems as recipe_problems
 from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
@@ -91,7 +91,7 @@ UNUSED = [  # a recipe, settings with one too many, and the option that is told
     (TINY, "privacy.capped=false", "privacy.capped"),
     (SPELLING, "privacy.size_is_public=true", "privacy.size_is_public"),
     (TINY, "training.epochs=2", "training.epochs"),
-    (TINY, BUG % "share=0.5", "data.bug.share"),
+    (TINY, BUG % "of='examples',share=0.5", "data.bug.share"),
     (TINY, BUG % "classes=10", "data.bug.classes"),
     (TINY, "data.images=pictures", "data.images"),
     (NPZ, "data.deal_to=30 data.users=writer", "data.users"),
@@ -102,6 +102,7 @@ UNUSED = [  # a recipe, settings with one too many, and the option that is told
 USED = [
     (SPELLING, "training.epochs=2"),
     (SPELLING, MISPRINT % "share=0.5"),
+    (TINY, BUG % "share=0.5"),
     (SPELLING, MISPRINT % "of='examples',fraction=0.5"),
     (SPELLING, "text.embedding=4 text.warm_steps=4 text.size=paper training.batch=4"),
     (SPELLING, "text.vocabulary_size=9"),

@@ -9,17 +9,14 @@ import signal
 import sqlite3
 
 import pytest
-import toy_recipes
+from command_line import answer, fedlens, written
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_budgets import budget, item
-from test_chain import forged, problems, rebuilt, rows
-from test_cli import answer, fedlens, written
-from test_ledger import account, plan, raw, unguarded
+from toys import SHORT as TINY
+from toys import account, budget, forged, item, plan, problems, raw, rebuilt, rows, unguarded
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import Ledger, LedgerError, NotApprovedError, PutBackError, is_remote, keys
-
-TINY = toy_recipes.TINY.replace("rounds = 4", "rounds = 2")
+from fedlens.ledger.entries import Entries
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -162,15 +159,15 @@ def test_of_two_copies_that_book_at_the_same_moment_one_releases(tmp_path, elsew
     book.reserve([item()])
     book.name_witness(elsewhere)
     copied(path, copy)
-    fork, append = Ledger(copy), Ledger._append
+    fork, append = Ledger(copy), Entries.append
 
     def meanwhile(self, kind, *given, **told):
-        if self is fork and kind == "release":
+        if self is fork._entries and kind == "release":
             for release in range(2):
                 assert book.charge(account(), "train", plan(), release=release, query="a")
         return append(self, kind, *given, **told)
 
-    monkeypatch.setattr(Ledger, "_append", meanwhile)
+    monkeypatch.setattr(Entries, "append", meanwhile)
     with pytest.raises(PutBackError):
         fork.charge(account(), "train", plan(), release=0, query="another")
 
@@ -325,9 +322,9 @@ def dying(moment, address, release):
     def killed(*given):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    ledger, append = Ledger(address), Ledger._append
+    ledger, append = Ledger(address), Entries.append
     if moment == "before the commit":
-        Ledger._append = lambda self, *given, **told: (append(self, *given, **told), killed())
+        Entries.append = lambda self, *given, **told: (append(self, *given, **told), killed())
     elif moment == "before the witness":
         witness.Witness.keep = killed
     ledger.charge(account(), "train", plan(7), release=release, query="a")

@@ -10,8 +10,8 @@ import torch
 from fedlens.ledger import Account, Spending
 from fedlens.media.text import hypotheses as text_hypotheses
 from fedlens.media.text import wordings
-from fedlens.media.text.contrast import contrast_texts
-from fedlens.media.text.faults import MISPRINTS, named
+from fedlens.media.text.contrast import contrast
+from fedlens.media.text.faults import FAULTS
 from fedlens.media.text.samples import Texts
 from fedlens.models.words import Vocabulary, spelled
 from fedlens.privacy import Everyone, L2Clip, Plan
@@ -38,6 +38,10 @@ def _small(monkeypatch):
     monkeypatch.setattr(text_hypotheses, "TRIED", 1000)
 
 
+def ranked(left, right, *kinds):
+    return text_hypotheses.Comparison.of(left, right, *kinds).ranked()
+
+
 def sentences(seed, kind=None, share=0.0, count=600):
     """Words of a Zipf law whose weights tremble, as those of a noisy model do; some of them misprinted."""
     rng = random.Random(seed)
@@ -49,7 +53,7 @@ def sentences(seed, kind=None, share=0.0, count=600):
     for _ in range(count):
         words = rng.choices(pool, weights, k=rng.randint(4, 11))
         words = [rng.choice(STRANGE.split()) if word == "unknown" else word for word in words]
-        drawn.append(named(kind).tokens(words) if kind and rng.random() < share else words)
+        drawn.append(FAULTS.named(kind).change(words) if kind and rng.random() < share else words)
     return drawn
 
 
@@ -187,14 +191,14 @@ SEEN_IN_SENTENCES = ("concatenated", "spaceless", "wrong-case", "truncated", "do
 
 @pytest.mark.parametrize(("kind", "share"), [*((kind, 1.0) for kind in SEEN_IN_WORDS), *RARELY_SEEN_IN_WORDS])
 def test_the_planted_misprint_is_named_from_words(kind, share):
-    best = text_hypotheses.ranked(spelling(1, kind, share), spelling(2))[0]
+    best = ranked(spelling(1, kind, share), spelling(2))[0]
     assert (best["kind"], best["named"]) == (kind, True)
 
 
 @pytest.mark.parametrize("share", [0.15, 1.0])
 @pytest.mark.parametrize("kind", SEEN_IN_SENTENCES)
 def test_the_planted_misprint_is_named_from_sentences(kind, share):
-    best = text_hypotheses.ranked(written(1, kind, share), written(2))[0]
+    best = ranked(written(1, kind, share), written(2))[0]
     assert (best["kind"], best["named"]) == (kind, True)
     assert best["affected"] == pytest.approx(share, abs=0.12)
 
@@ -202,9 +206,9 @@ def test_the_planted_misprint_is_named_from_sentences(kind, share):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("made", [spelling, written])
 def test_nothing_is_named_between_models_of_the_same_data(made, seed):
-    rows = text_hypotheses.ranked(made(2 * seed + 10), made(2 * seed + 11))
+    rows = ranked(made(2 * seed + 10), made(2 * seed + 11))
     assert not any(row["named"] for row in rows)
-    assert {row["kind"] for row in rows} == {"none", *MISPRINTS}
+    assert {row["kind"] for row in rows} == {"none", *FAULTS.known}
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -212,23 +216,23 @@ def test_a_model_that_spells_worse_is_no_misprint_without_a_trace(seed):
     rng = random.Random(seed)
     healthy = [rng.choice(VOCABULARY.words if rng.random() < 0.3 else STRANGE.split()) for _ in range(700)]
     worse = ["".join(rng.choice("etaoinshr") for _ in range(rng.randint(3, 14))) for _ in range(700)]
-    rows = text_hypotheses.ranked(of_words(worse), of_words(healthy, "right"))
+    rows = ranked(of_words(worse), of_words(healthy, "right"))
     assert rows[0]["kind"] in ("spaceless", "truncated")  # which, misspelt, look just like that
     assert rows[0]["score"] > text_hypotheses.NAMED
     assert not rows[0]["named"]
 
 
 def test_what_no_sample_can_show_explains_nothing():
-    rows = {row["kind"]: row for row in text_hypotheses.ranked(spelling(1), spelling(2))}
+    rows = {row["kind"]: row for row in ranked(spelling(1), spelling(2))}
     assert rows["doubled"]["score"] == rows["doubled"]["affected"] == 0.0
-    rows = {row["kind"]: row for row in text_hypotheses.ranked(written(1), written(2))}
+    rows = {row["kind"]: row for row in ranked(written(1), written(2))}
     assert rows["mojibake"]["score"] == 0.0
 
 
 @pytest.mark.parametrize("made", [spelling, written])
 def test_somebody_elses_misprint_competes_and_a_broken_one_is_left_out(made):
-    kinds = (*MISPRINTS, f"{__name__}:reversed_letters", f"{__name__}:broken")
-    rows = text_hypotheses.ranked(made(1, kinds[-2], 0.5), made(2), kinds)
+    kinds = (*FAULTS.known, f"{__name__}:reversed_letters", f"{__name__}:broken")
+    rows = ranked(made(1, kinds[-2], 0.5), made(2), kinds)
     if made is spelling:  # of sentences one only sees that all words are unknown
         assert (rows[0]["kind"], rows[0]["named"]) == (kinds[-2], True)
     assert rows[-1]["kind"] == kinds[-1]
@@ -238,11 +242,11 @@ def test_somebody_elses_misprint_competes_and_a_broken_one_is_left_out(made):
 
 def test_texts_of_different_kinds_tokenizers_or_vocabularies_are_not_compared():
     with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
-        text_hypotheses.ranked(spelling(1), written(2))
+        ranked(spelling(1), written(2))
     with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
-        text_hypotheses.ranked(dataclasses.replace(spelling(1), tokenizer="whitespace"), spelling(2))
+        ranked(dataclasses.replace(spelling(1), tokenizer="whitespace"), spelling(2))
     with pytest.raises(ValueError, match="one kind, tokenizer and vocabulary"):
-        text_hypotheses.ranked(spelling(1), dataclasses.replace(spelling(2), vocabulary=("the",)))
+        ranked(spelling(1), dataclasses.replace(spelling(2), vocabulary=("the",)))
 
 
 def test_coverage_is_the_share_at_which_a_misprint_would_be_named():
@@ -265,14 +269,14 @@ def test_the_table_lists_no_known_word_and_no_empty_one():
 def test_a_contrast_of_words_says_what_it_saw():
     joined = ["well ,", "it is", "i think", "that is", "no ,", "the court", "if the", "what is"]
     left = of_words([*(word for word in joined for _ in range(12)), *STRANGE.split() * 8])
-    report = contrast_texts(left, spelling(2, label="right"), title="words")
+    report = contrast(left, spelling(2, label="right"), title="words")
     (finding,) = report.findings
     assert finding.kind == "concatenated"
     assert finding.summary.startswith("8 of the top 10 words contain a space (29% of all words")
     assert "looks like the first two tokens joined by a space, which explains" in finding.summary
-    assert [side["label"] for side in report.words] == ["left", "right"]
-    assert report.sides == ("left", "right")
-    assert not report.sentences
+    assert [group["label"] for group in report.to_dict()["words"]] == ["left", "right"]
+    assert report.groups == ("left", "right")
+    assert report.to_dict()["sentences"] == []
     assert not report.coverage
     assert "likeliest words of left" in report.text()
     page = report.html()
@@ -281,27 +285,27 @@ def test_a_contrast_of_words_says_what_it_saw():
 
 
 def test_a_contrast_of_sentences_calls_out_the_jump():
-    report = contrast_texts(written(1, "concatenated", 0.3), written(2, label="right"))
+    report = contrast(written(1, "concatenated", 0.3), written(2, label="right"))
     assert "of the words at position 1 are unknown, against" in report.findings[0].summary
     chart = report.charts[0]
     assert chart.left[0] > chart.bands[1][0][1] > chart.right[0]
     assert "largest jump is at position 1" in chart.lead
     assert any(row["name"] == "largest jump: position 1" and "p-value 0.005" in row["note"] for row in report.numbers)
-    assert len(report.sentences[0]["examples"]) == 10
+    assert len(report.to_dict()["sentences"][0]["examples"]) == 10
     assert '<span class="unknown">unknown</span>' in report.html()
 
 
 def test_a_clean_contrast_says_what_would_be_missed_and_what_is_resolved():
     before = Finding(kind="concatenated", summary="joined", score=0.9, severity="high")
-    report = contrast_texts(spelling(3), spelling(4, label="right"), before=(before,))
+    report = contrast(spelling(3), spelling(4, label="right"), before=(before,))
     assert report.findings == ()
     assert report.resolved == (before,)
-    assert {row["kind"] for row in report.coverage} == {*MISPRINTS}
+    assert {row["kind"] for row in report.coverage} == {*FAULTS.known}
 
 
 @pytest.mark.parametrize("made", [spelling, written])
 def test_one_side_alone_is_shown_without_hypotheses(made):
-    report = contrast_texts(made(1))
+    report = contrast(made(1))
     assert (report.findings, report.hypotheses, report.resolved) == ((), (), ())
     assert "p-value" not in report.text()
     assert report.html()
@@ -332,24 +336,24 @@ def test_of_noise_nothing_is_concluded(made, healthy, told):
     before = Finding(kind="concatenated", summary="joined", score=0.9, severity="high")
     noise = made(np.random.default_rng(0))
     for sides in ((noise, healthy(2, label="right")), (healthy(2, label="right"), noise)):
-        report = contrast_texts(*sides, before=(before,))
+        report = contrast(*sides, before=(before,))
         assert report.findings == report.resolved == report.coverage == ()
         assert any(told in warning and warning.startswith("left: ") for warning in report.warnings)
-    assert not any(told in warning for warning in contrast_texts(healthy(3)).warnings)
+    assert not any(told in warning for warning in contrast(healthy(3)).warnings)
 
 
 def test_a_model_that_diverged_or_collapsed_is_said_to():
     same = of_words(["regex"] * 90 + ["xcode"] * 10)
-    assert any("90% of the samples are one and the same" in warning for warning in contrast_texts(same).warnings)
+    assert any("90% of the samples are one and the same" in warning for warning in contrast(same).warnings)
     odd = dataclasses.replace(same, log_probability=torch.full((100,), torch.nan))
-    report = contrast_texts(odd, spelling(2, label="right"))
+    report = contrast(odd, spelling(2, label="right"))
     assert any("left: the model diverged" in warning for warning in report.warnings)
     assert report.findings == ()
 
 
 def test_hostile_words_stay_text():
     hostile = ["<script>", "<b>bold</b>", "\u202eevil", "a\u0301\u0301\u0301", "\0nul", "ab\x1b[2J", "w" * 14, "שלום"]
-    report = contrast_texts(of_words(hostile * 20), of_words(hostile * 20, "right"))
+    report = contrast(of_words(hostile * 20), of_words(hostile * 20, "right"))
     page = report.html()
     assert "<script>" not in page.split("</style>")[1]
     assert "&lt;script&gt;" in page

@@ -1,10 +1,61 @@
 """Published algorithms: settings, methods that run beside the data, and a `run` that never sees it."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.algorithms.fedavg_gan import FedAvgGan
+from fedlens.algorithms.head_count import HeadCount
+from fedlens.algorithms.heavy_words import HeavyWords
+from fedlens.algorithms.histogram import AccuracyHistogram
 from fedlens.algorithms.ngrams import Ngrams
 from fedlens.algorithms.optimizers import Adam, Sgd
+from fedlens.algorithms.protocol import Algorithm, Asked, Trainable
+from fedlens.algorithms.rebuilding import from_settings, settings
 from fedlens.algorithms.together import run_together
 
-__all__ = ["Adam", "AdaptiveClip", "FedAvg", "FedAvgGan", "Ngrams", "Sgd", "run_together"]
+# What a recipe can name. A new algorithm is one file, and one line here.
+ALGORITHMS: dict[str, type[Trainable]] = {
+    FedAvgGan.name: FedAvgGan,
+    FedAvg.name: FedAvg,
+    Ngrams.name: Ngrams,
+}
+# All that a curator is ever asked.
+QUESTIONS: dict[str, type[Algorithm]] = {
+    **ALGORITHMS,
+    HeadCount.name: HeadCount,
+    AccuracyHistogram.name: AccuracyHistogram,
+    HeavyWords.name: HeavyWords,
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "QUESTIONS",
+    "AccuracyHistogram",
+    "Adam",
+    "AdaptiveClip",
+    "Algorithm",
+    "Asked",
+    "FedAvg",
+    "FedAvgGan",
+    "HeadCount",
+    "HeavyWords",
+    "Ngrams",
+    "Sgd",
+    "rebuilt",
+    "run_together",
+    "settings",
+]
+
+
+def rebuilt(name: str, values: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of that name with these `settings`, which may have come from anywhere: it asks the same question.
+
+    >>> rebuilt("ngrams", settings(Ngrams(noise=0.5, order=2))) == Ngrams(noise=0.5, order=2)
+    True
+    """
+    if name not in QUESTIONS:
+        raise ValueError(f"Expected one of the algorithms {', '.join(QUESTIONS)}; got {name!r}.")
+    algorithm: Algorithm = from_settings(QUESTIONS[name], values)
+    return algorithm

@@ -6,22 +6,22 @@ first in McMahan et al., "Learning Differentially Private Recurrent Language Mod
 
 import dataclasses
 import functools
-from collections.abc import Iterator
-from typing import Protocol
+from typing import Annotated, ClassVar, Protocol
 
 import torch
 
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.optimizers import Adam, Sgd
-from fedlens.algorithms.together import Answered
+from fedlens.algorithms.protocol import Answered, Asked, ManyReleases
 from fedlens.core import trees
 from fedlens.core.trees import Tree
-from fedlens.curators.protocol import Contribute, Curator
+from fedlens.curators.protocol import Contribute
+from fedlens.models.lstm import LanguageModel
 
 NESTEROV = Sgd(rate=1.0, momentum=0.99, nesterov=True)  # the paper's server step for language models
 
 
-class Model(Protocol):
+class Network(Protocol):
     """Anything that has a loss: the settings of a network, as a frozen dataclass, and pure functions of its weights."""
 
     def init(self, seed: int, /) -> Tree:
@@ -32,8 +32,8 @@ class Model(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FedAvg:
-    model: Model
+class FedAvg(ManyReleases):
+    model: Annotated[Network, LanguageModel]  # a network, and the kind that can be rebuilt from plain settings
     batch: int = 16
     local_steps: int = 2  # batches in an epoch, at most
     epochs: int = 1
@@ -41,6 +41,14 @@ class FedAvg:
     server: Sgd | Adam = NESTEROV
     adaptive: AdaptiveClip | None = None
     seed: int = 0  # of the initial weights
+
+    name: ClassVar[str] = "fedavg"
+    media: ClassVar[tuple[str, ...]] = ("text",)
+    options: ClassVar[frozenset[str]] = frozenset(["batch", "epochs", "local_steps", "local_rate", "server"])
+
+    @classmethod
+    def configured(cls, asked: Asked) -> "FedAvg":
+        return cls(model=asked.network, adaptive=asked.adaptive, seed=asked.seed, **asked.options(cls.options))
 
     @property
     def examples_per_unit(self) -> int:
@@ -63,13 +71,6 @@ class FedAvg:
         state = trees.joined(model=params, server_slots=self.server.init(params), round=count)
         return state | ({"clip": torch.tensor(self.adaptive.start)} if self.adaptive else {})
 
-    def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
-        """One state per round, until the plan is spent."""
-        contribute = self.beside.contribute
-        while curator.remaining:
-            mean = curator.noisy_mean(contribute, self.message(state))
-            yield (state := self._advanced(state, mean))
-
     def message(self, state: Tree) -> Tree:
         """What travels to the users: the model, and the clip if it adapts."""
         message = trees.joined(model=trees.part(state, "model"))
@@ -85,14 +86,17 @@ class FedAvg:
         return state | trees.joined(model=params, server_slots=slots)
 
     @property
-    def beside(self) -> "FedAvg":
-        """What runs beside the data knows no seed: members of one experiment ask the same question."""
+    def seedless(self) -> "FedAvg":
         return dataclasses.replace(self, seed=0)
 
     @property
     def contribute(self) -> Contribute:
-        return self.update
+        return self.seedless.update
 
     def round(self, state: Tree) -> tuple[Tree, Answered]:
-        """One round, to be run beside those of others: the message, and what follows from its answer."""
+        """One round: the message, and what follows from its answer."""
         return self.message(state), functools.partial(self._advanced, state)
+
+    def result(self, state: Tree) -> Tree:
+        """The model's weights."""
+        return trees.part(state, "model")

@@ -8,17 +8,17 @@ for the paper's pair; the users of a round share them); and the server's step ma
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.optimizers import Adam, Sgd
-from fedlens.algorithms.together import Answered
+from fedlens.algorithms.protocol import Answered, Asked, ManyReleases
 from fedlens.core import trees
 from fedlens.core.replay import Replayed
 from fedlens.core.trees import Tree
-from fedlens.curators.protocol import Contribute, Curator
+from fedlens.curators.protocol import Contribute
 from fedlens.models.gan import Gan
 
 PLAIN = Sgd(rate=1.0)  # the paper's server step and generator step
@@ -26,7 +26,7 @@ GENERATOR = Sgd(rate=5e-3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FedAvgGan:
+class FedAvgGan(ManyReleases):
     gan: Gan
     batch: int = 32
     local_steps: int = 6
@@ -38,6 +38,18 @@ class FedAvgGan:
     generator: Sgd | Adam = GENERATOR
     adaptive: AdaptiveClip | None = None
     seed: int = 0  # of everything public: initial weights, latents
+
+    name: ClassVar[str] = "fedavg-gan"
+    media: ClassVar[tuple[str, ...]] = ("images",)
+    options: ClassVar[frozenset[str]] = frozenset(
+        ["batch", "local_steps", "local_rate", "decay", "server", "generator_steps", "generator_batch", "generator"]
+    )
+
+    repeated: ClassVar[str] = "generator_steps"  # a round of the server's is so many steps, all alike
+
+    @classmethod
+    def configured(cls, asked: Asked) -> "FedAvgGan":
+        return cls(gan=asked.network, adaptive=asked.adaptive, seed=asked.seed, **asked.options(cls.options))
 
     @property
     def examples_per_unit(self) -> int:
@@ -67,21 +79,13 @@ class FedAvgGan:
         state = trees.joined(critic=critic, generator=generator, round=torch.zeros((), dtype=torch.int64), **slots)
         return state | ({"clip": torch.tensor(self.adaptive.start)} if self.adaptive else {})
 
-    def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
-        """One state per round, until the plan is spent."""
-        contribute = self.beside.contribute
-        while curator.remaining:
-            message, answered = self.round(state)
-            yield (state := answered(curator.noisy_mean(contribute, message)))
-
     @property
-    def beside(self) -> "FedAvgGan":
-        """What runs beside the data knows no seed: members of one experiment ask the same question."""
+    def seedless(self) -> "FedAvgGan":
         return dataclasses.replace(self, seed=0)
 
     @property
     def contribute(self) -> Contribute:
-        return self.critic_update
+        return self.seedless.critic_update
 
     def round(self, state: Tree) -> tuple[Tree, Answered]:
         """One round: the message, and what follows from its answer; both draw from the round's public randomness."""
@@ -110,6 +114,10 @@ class FedAvgGan:
         message = trees.joined(critic=trees.part(state, "critic"), fakes=fakes, shares=shares)
         return message | ({"clip": state["clip"]} if self.adaptive else {})
 
+    def result(self, state: Tree) -> Tree:
+        """The generator's weights."""
+        return trees.part(state, "generator")
+
     def _critic_step(self, state: Tree, mean: Tree) -> Tree:
         state = dict(state)
         if self.adaptive is not None:
@@ -121,7 +129,7 @@ class FedAvgGan:
     def _generator_trained(self, state: Tree, latents: torch.Tensor) -> Tree:
         """The generator after a step against the new critic for each batch of latents."""
         parts = trees.part(state, "generator"), trees.part(state, "generator_slots"), trees.part(state, "critic")
-        return state | _generator_steps(self.beside)(*parts, {"latents": latents})
+        return state | _generator_steps(self.seedless)(*parts, {"latents": latents})
 
     def _generator_step(self, params: Tree, slots: Tree, critic: Tree, latents: torch.Tensor) -> tuple[Tree, Tree]:
         slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)

@@ -6,12 +6,15 @@ words go through, and the server keeps the cells whose noisy sum no noise alone 
 """
 
 import dataclasses
+import functools
 import math
 import statistics
 from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 
+from fedlens.algorithms.protocol import Answered, Forgetful, Unseeded
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Curator
 from fedlens.models.words import PADDING, SPELLING_END, SPELLING_START, SPELLING_SYMBOLS, Vocabulary, unspelled
@@ -22,7 +25,7 @@ _NOBODY = 2**63 - 1  # the key of an empty slot
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HeavyWords:
+class HeavyWords(Forgetful, Unseeded):
     """Examples: `x` [n, width], spelled words. Pairs with a bound of norm 1; as many releases as bytes, and one.
 
     A word of b bytes needs b + 1 releases to come out. Memory and time beside the data grow with most x alphabet.
@@ -35,6 +38,8 @@ class HeavyWords:
     examples_per_unit: int = 512
     first_marks: float = 20.0  # different first bytes of a usual user's words
     spurious: float = 0.1  # cells that come through by noise alone, expected in one release
+
+    name: ClassVar[str] = "heavy-words"
 
     def __post_init__(self) -> None:
         if not (self.noise >= 0 and math.isfinite(self.noise)):
@@ -50,7 +55,7 @@ class HeavyWords:
     def columns(self) -> int:
         return len(self.alphabet) + 1  # the last is END
 
-    def marks(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def contribute(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Beside the data: the cells that a user's words go through, each once, with a joint norm of at most 1."""
         x = examples["x"].long()
         key = (message["powers"] * (x + 2)).sum(-1)
@@ -67,14 +72,18 @@ class HeavyWords:
         """The public state before the first release: the empty prefix, and no word."""
         root = torch.full((1, self.width), PADDING, dtype=torch.int16)
         root[0, 0] = SPELLING_START
-        found = {"words": root[:0], "shares": torch.zeros(0)}
-        return found | {"prefixes": root, "usual": torch.tensor(self.first_marks), "round": torch.tensor(0)}
+        nothing = {"words": root[:0], "shares": torch.zeros(0)}
+        return nothing | {"prefixes": root, "usual": torch.tensor(self.first_marks), "round": torch.tensor(0)}
 
     def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
         """One state per depth, until the plan is spent or there is nothing left to follow."""
         while curator.remaining and len(state["prefixes"]) and int(state["round"]) < self.width - 1:
-            mean = curator.noisy_mean(self.marks, self.message(state))["marks"].cpu()
-            yield (state := self._grown(state, mean))
+            message, answered = self.round(state)
+            yield (state := answered(curator.noisy_mean(self.contribute, message)))
+
+    def round(self, state: Tree) -> tuple[Tree, Answered]:
+        """What tells users where to mark, and what grows from their marks."""
+        return self.message(state), functools.partial(self._grown, state)
 
     def message(self, state: Tree) -> Tree:
         """The keys of the prefixes and how to read a row at this depth: of one shape at every depth."""
@@ -87,10 +96,10 @@ class HeavyWords:
         powers = _powers(self.width, depth)
         return {"keys": keys, "powers": powers, "here": here, "columns": columns, "usual": state["usual"]}
 
-    def _grown(self, state: Tree, mean: torch.Tensor) -> Tree:
+    def _grown(self, state: Tree, answer: Tree) -> Tree:
         """The server's part of a release: the cells it keeps, as words and as longer prefixes."""
         prefixes, depth = state["prefixes"], int(state["round"]) + 1
-        mean = mean[: len(prefixes)]
+        mean = answer["marks"].cpu()[: len(prefixes)]
         kept, shares = mean > self._threshold(mean.numel()), mean * state["usual"].sqrt()
         ended = kept[:, -1]
         slot, column = kept[:, :-1].nonzero(as_tuple=True)
@@ -109,7 +118,7 @@ class HeavyWords:
     def _threshold(self, cells: int) -> float:
         return self.noise * statistics.NormalDist().inv_cdf(1 - self.spurious / cells)
 
-    def found(self, state: Tree) -> list[tuple[str, float]]:
+    def result(self, state: Tree) -> list[tuple[str, float]]:
         """Every word that came out with the noisy share of users who have it, most frequent first."""
         order = state["shares"].argsort(descending=True, stable=True)
         return [(unspelled(state["words"][place].numpy()), float(state["shares"][place])) for place in order]
@@ -117,7 +126,7 @@ class HeavyWords:
     def vocabulary(self, state: Tree, guarantee: str) -> Vocabulary:
         """The words found that a vocabulary can hold; the `guarantee` is what their release was charged with."""
         words = [
-            word for word, _ in self.found(state) if word and "\ufffd" not in word and not any(map(str.isspace, word))
+            word for word, _ in self.result(state) if word and "\ufffd" not in word and not any(map(str.isspace, word))
         ]
         return Vocabulary(words=tuple(words), provenance=f"charged release of frequent words: {guarantee}")
 

@@ -3,18 +3,17 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator
+from typing import ClassVar
 
 import torch
 
-from fedlens.algorithms.together import Answered
+from fedlens.algorithms.protocol import Answered, Asked, OneRelease
 from fedlens.core.trees import Tree
-from fedlens.curators.protocol import Contribute, Curator
 from fedlens.models.markov import CODES, EDGE, SYMBOLS, Markov, windows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Ngrams:
+class Ngrams(OneRelease):
     """Examples: `x` [n, width], spelled words. Pairs with a bound of norm 1 and a plan of one release."""
 
     noise: float  # standard deviation of a cell of an answer: plan.stddev / plan.expected_contributors
@@ -22,13 +21,21 @@ class Ngrams:
     examples_per_unit: int = 512
     deviations: float = 3.0  # of the noise; counts below are taken for nothing
 
+    name: ClassVar[str] = "ngrams"
+    media: ClassVar[tuple[str, ...]] = ("text",)
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def configured(cls, asked: Asked) -> "Ngrams":
+        return cls(noise=asked.plan.stddev / asked.plan.expected_contributors, order=asked.network["order"])
+
     def __post_init__(self) -> None:
         if self.order not in (2, 3):
             raise ValueError(f"Expected order={self.order} to be 2 or 3.")
         if not all(value >= 0 and math.isfinite(value) for value in (self.noise, self.deviations)):
             raise ValueError("Expected noise and deviations >= 0 and finite.")
 
-    def counts(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def contribute(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Beside the data: how often each n-gram stands in a user's words, scaled down to norm 1."""
         grams = windows(examples["x"], message["codes"], self.order)
         there = (grams >= 0).all(-1) & (examples["mask"] > 0)[:, None]
@@ -42,20 +49,6 @@ class Ngrams:
     def start(self) -> Tree:
         return {"counts": torch.zeros([SYMBOLS] * self.order), "round": torch.tensor(0)}
 
-    def run(self, curator: Curator, state: Tree) -> Iterator[Tree]:
-        """One release, and the state after it."""
-        if not state["round"]:
-            message, answered = self.round(state)
-            yield answered(curator.noisy_mean(self.counts, message))
-
-    @property
-    def beside(self) -> "Ngrams":
-        return self  # there is no seed
-
-    @property
-    def contribute(self) -> Contribute:
-        return self.counts
-
     def round(self, state: Tree) -> tuple[Tree, Answered]:
         """The alphabet, which travels to the users, and what follows from their counts."""
         return {"codes": torch.tensor(CODES)}, functools.partial(self._counted, state)
@@ -63,7 +56,7 @@ class Ngrams:
     def _counted(self, state: Tree, mean: Tree) -> Tree:
         return {"counts": mean["counts"].cpu(), "round": state["round"] + 1}
 
-    def model(self, state: Tree) -> Markov:
+    def result(self, state: Tree) -> Markov:
         """What stands out of the noise, with the rest of each row from the row of one sign less before."""
         floor = self.deviations * self.noise
         counts = torch.where(state["counts"] > floor, state["counts"], 0.0).double()

@@ -2,7 +2,7 @@
 
 import torch
 
-from fedlens.algorithms.fedavg import Model
+from fedlens.algorithms.fedavg import Network
 from fedlens.algorithms.optimizers import Adam
 from fedlens.core import trees
 from fedlens.core.replay import Replayed
@@ -11,7 +11,9 @@ from fedlens.core.trees import Tree
 BATCH, OPTIMIZER = 128, Adam(rate=1e-2)
 
 
-def warmed(model: Model, params: Tree, sequences: torch.Tensor, *, steps: int, seed: int, device: str = "cpu") -> Tree:
+def warmed(
+    model: Network, params: Tree, sequences: torch.Tensor, *, steps: int, seed: int, device: str = "cpu"
+) -> Tree:
     """The weights after so many steps of Adam on random batches of PUBLIC sequences [n, width]."""
     rng = torch.Generator().manual_seed(seed)
     mask = torch.ones(BATCH, device=device)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-import fedlens
 from fedlens.cli.account import account_app
 from fedlens.cli.data import data_app
 from fedlens.cli.ledger import ledger_app
@@ -17,6 +16,7 @@ from fedlens.cli.primary import primary_app
 from fedlens.cli.reproduce import reproduce_app
 from fedlens.cli.runs import runs_app
 from fedlens.cli.vocabulary import vocabulary_app
+from fedlens.version import __version__
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +36,7 @@ app.add_typer(account_app, name="account")
 @app.callback(invoke_without_command=True)
 def version(show: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
     if show:
-        print(fedlens.__version__)
+        print(__version__)
         raise typer.Exit()
 
 

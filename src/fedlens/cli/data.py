@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import DEFAULT_BOOK, FAILED, Book, Json, Key, Who, aside, ledger_at, say
+from fedlens.cli.options import FAILED, Book, Json, Key, Who, aside, say
+from fedlens.runs.books import DEFAULT_BOOK, book_at, book_if_there, ledger_at
 
 if TYPE_CHECKING:
     from fedlens.data.population import Population
@@ -26,19 +27,19 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Read private data once, where it lies, and name what a run would stumble over. Prints no count and no content."""
-    from fedlens.data import readers
-    from fedlens.data.population import Population
-    from fedlens.media.images import reading as data
+    from fedlens.data.population import Population, SchemaError
+    from fedlens.media import reading
+    from fedlens.owner.folder import described
 
-    if (path / "population.json").exists():  # whatever the folder is called
+    if (path / "population.json").exists() or not path.suffixes:  # whatever the folder is called
         population = Population.open(path)
-    elif path.suffix == ".npz":
-        population = data.from_npz(path, images=images, labels=labels or None, users=users)
-    elif path.name.endswith((".jsonl", ".jsonl.gz")):
-        population = readers.text(path, user=users, text=sentences)
     else:
-        population = Population.open(path)
-    problems = readers.checked_text(population) if "text" in population.columns else data.checked(population)
+        names = {"users": users, "images": images, "labels": labels or None, "text": sentences}
+        population = reading.opened(described(path, **names, attributes=(), deal_to=None))
+    try:
+        problems = reading.of_population(population).checked(population)
+    except SchemaError as error:
+        problems = [str(error)]
     columns, notes = _columns(population), _notes(population)
     lines = [f"{name}: {kind}" for name, kind in columns.items()] + (problems or ["ok"])
     answer = {"columns": columns, "problems": problems, "notes": notes}
@@ -70,20 +71,14 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Bring images or text into the form a run reads: beside the data, bit by bit, however much. Prints no count."""
-    from fedlens.data import readers
+    from fedlens.media import reading
 
-    kind = kind or readers.detected(source)
-    if text or kind in ("jsonl", "sqlite"):
-        _check_none("text", images=images, labels=labels, classes=classes, inverted=inverted or None)
-        kept = [name for name in attributes.split(",") if name]
-        made = readers.convert_text(
-            source, to, kind=kind, users=users, sentences=sentences, attributes=kept, split=split
-        )
-    else:
-        _check_none("images", sentences=sentences, attributes=attributes or None, split=split)
-        made = readers.convert(
-            source, to, kind=kind, users=users, images=images, labels=labels, classes=classes, inverted=inverted
-        )
+    columns = {"users": users, "images": images, "labels": labels, "sentences": sentences}
+    kept = _names(attributes) or None
+    given: dict[str, Any] = {**columns, "split": split, "classes": classes, "inverted": inverted or None}
+    given |= {"attributes": kept}
+    named = {name: value for name, value in given.items() if value is not None}
+    made = reading.converted(source, to, kind, "text" if text else None, named)
     notes = _notes(made)
     lines = [*(f"note: {note}" for note in notes), f"Wrote {to}. Next: fedlens data check {to}"]
     say({"population": str(to), "columns": _columns(made), "notes": notes}, "\n".join(lines), as_json)
@@ -158,14 +153,13 @@ def register(
         classes=classes,
     )
     if before is None:
-        listed = tuple(found for found in attributes.split(",") if found)
         source = described(
             path or pathlib.Path(),
             users=users,
             images=images,
             labels=labels or None,
             text=sentences,
-            attributes=listed,
+            attributes=tuple(_names(attributes)),
             deal_to=deal_to,
         )
         policy = _policy(None, allow, algorithms, minimum_noise, largest_epsilon)
@@ -225,9 +219,9 @@ def policy(
 def show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
     """All registered populations: what recipes may say about them, and what may be asked. Reads no data."""
     _, owner = _owner(ledger, None, None, create=False)
-    found = [known for name in owner.names if (known := owner.known(name))]
-    text = "\n".join(line for known in found for line in known.lines()) or "Nothing is registered."
-    say({"populations": [known.public() for known in found]}, text, as_json)
+    every = [known for name in owner.names if (known := owner.known(name))]
+    text = "\n".join(line for known in every for line in known.lines()) or "Nothing is registered."
+    say({"populations": [known.public() for known in every]}, text, as_json)
 
 
 @data_app.command("public")
@@ -277,7 +271,6 @@ def _pin(ledger: str, functions: bool, machine: bool = False, witness: str = "")
 
 
 def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool = True) -> "tuple[Ledger, Owner]":
-    from fedlens.cli.ledger import book_at
     from fedlens.owner.folder import Owner
 
     address = ledger_at(ledger)
@@ -287,7 +280,6 @@ def _owner(ledger: str, who: str | None, key: pathlib.Path | None, create: bool 
 
 def owner_if_there(ledger: str | None) -> "Owner | None":
     """Of the populations that a ledger knows; without one nothing is registered."""
-    from fedlens.cli.ledger import book_if_there
     from fedlens.owner.folder import Owner
 
     book = book_if_there(None if ledger == DEFAULT_BOOK else ledger)
@@ -306,7 +298,7 @@ def _policy(
             raise ValueError(f"Expected --allow of {', '.join(kinds)} or none, got {', '.join(unknown)}.")
         changes |= {kind: kind in allowed for kind in kinds}
     if algorithms is not None:
-        changes["algorithms"] = [name for name in algorithms.split(",") if name]
+        changes["algorithms"] = _names(algorithms)
     changes |= {"minimum_noise": noise} if noise is not None else {}
     changes |= {"largest_epsilon": largest} if largest is not None else {}
     with sensible():
@@ -322,17 +314,20 @@ def _set_budget(book: "Ledger", name: str, epsilon: float, delta: float, size: i
     aside(f"{name}: budget {budget.text}")
 
 
+def _names(text: str) -> list[str]:
+    """Of an option that takes several, with commas."""
+    return [name for name in text.split(",") if name]
+
+
 def _columns(population: "Population") -> dict[str, str]:
     return {name: f"{column.dtype} {list(column.shape[1:])}" for name, column in population.columns.items()}
 
 
 def _notes(population: "Population") -> list[str]:
-    """What is true of any such data: whether a sentence is longer is private."""
-    from fedlens.models.words import SENTENCE_BYTES
+    from fedlens.data.population import SchemaError
+    from fedlens.media import reading
 
-    return [f"of every sentence the first {SENTENCE_BYTES} bytes are used"] if "text" in population.columns else []
-
-
-def _check_none(kind: str, **given: object) -> None:
-    if needless := [f"--{name}" for name, value in given.items() if value is not None]:
-        raise ValueError(f"Expected no {', '.join(needless)} for {kind}.")
+    try:
+        return reading.of_population(population).notes()
+    except SchemaError:
+        return []

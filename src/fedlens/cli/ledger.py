@@ -1,15 +1,12 @@
 """`fedlens ledger`: budgets, requests, reviews, and whether the books are whole."""
 
 import pathlib
-import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.headers import checked_files
 from fedlens.cli.options import (
-    DEFAULT_BOOK,
     FAILED,
     OVER_BUDGET,
     Book,
@@ -20,11 +17,12 @@ from fedlens.cli.options import (
     Sets,
     Who,
     Why,
-    ledger_at,
+    aside,
     modelers,
     say,
     shown,
 )
+from fedlens.runs.books import DEFAULT_BOOK, book_at, ledger_at
 
 if TYPE_CHECKING:
     from fedlens.ledger import Ledger
@@ -67,7 +65,7 @@ def ledger_init(
         reviewers=tuple(reviewer or ()),
     )
     if size is not None and delta > 1 / size:
-        print(f"warning: delta {delta:g} is above 1/{size}: one whole record may be published", file=sys.stderr)
+        aside(f"warning: delta {delta:g} is above 1/{size}: one whole record may be published")
     book_at(ledger, who, key, create=True).set_budget(budget, why)
     say(budget.to_dict(), shown(f"{population}: {budget.text}"), as_json)
 
@@ -88,9 +86,9 @@ def ledger_show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
     }
     lines = []
     for name in book.populations():
-        told = [line for standing in standings if standing.population == name for line in standing.lines()]
-        told += _run_lines(runs, name)
-        lines += [*told, ""] if told else []
+        own = [line for standing in standings if standing.population == name for line in standing.lines()]
+        own += _run_lines(runs, name)
+        lines += [*own, ""] if own else []
     seen = f", seen by the witness at {book.witness()}" if book.witness() else ""
     say(answer, _text([*lines, f"{number} entries, head {head[:16]}{seen}"]), as_json)
 
@@ -114,8 +112,9 @@ def ledger_request(
     known = Owner(ledger_at(ledger), book).known(parsed.data.population or "")
     parsed = known.on(parsed) if known else parsed  # as it will be run
     items = parsed.items(parsed.name, simulated=False)
-    told: dict[str, Any] = {"recipe": parsed.digest, "why": why, "text": to_toml(parsed), "delta": parsed.privacy.delta}
-    say_request(book, book.request(parsed.name, items, **told), as_json)
+    delta, text = parsed.privacy.delta, to_toml(parsed)
+    number = book.request(parsed.name, items, recipe=parsed.digest, why=why, text=text, delta=delta)
+    say_request(book, number, as_json)
 
 
 def say_request(book: "Ledger", number: int, as_json: bool) -> None:
@@ -138,9 +137,9 @@ def ledger_review(
         weighed = book.weighed(number)
         say(weighed.to_dict(), _text(weighed.full()), as_json)
         return
-    found = [book.weighed(request["number"]) for request in book.requests()]
-    lines = [line for weighed in found for line in weighed.lines()]
-    say({"requests": [weighed.to_dict() for weighed in found]}, _text(lines) or "No requests.", as_json)
+    every = [book.weighed(request["number"]) for request in book.requests()]
+    lines = [line for weighed in every for line in weighed.lines()]
+    say({"requests": [weighed.to_dict() for weighed in every]}, _text(lines) or "No requests.", as_json)
 
 
 Number = Annotated[int, typer.Argument(help="The number of the request (fedlens ledger review).")]
@@ -184,14 +183,14 @@ def ledger_close(
     from fedlens.runs.safeguards import forget_secrets
 
     book = book_at(ledger, who, key)
-    parts = [found["run"] for found in book.runs() if run in (found["run"], found["run"].split("/")[0])]
+    parts = [part["run"] for part in book.runs() if run in (part["run"], part["run"].split("/")[0])]
     if not parts:
         raise ValueError(f"Expected a run of this ledger, found none named {run!r}.")
-    for part in parts:
-        book.close(part)
-        forget_secrets(ledger_at(ledger), part.replace("/", "."))  # nobody needs them any more
+    for name in parts:
+        book.close(name)
+        forget_secrets(ledger_at(ledger), name.replace("/", "."))  # nobody needs them any more
     whole = parts[0].split("/")[0]
-    if all(found["closed"] for found in book.runs() if found["run"].split("/")[0] == whole):
+    if all(part["closed"] for part in book.runs() if part["run"].split("/")[0] == whole):
         forget_secrets(ledger_at(ledger), whole)
     say({"closed": parts}, shown(f"Closed: {', '.join(parts)}"), as_json)
 
@@ -216,25 +215,26 @@ def ledger_verify(
     as_json: Json = False,
 ) -> None:
     """Look for entries that were edited, are missing or out of order, and for files that are not the booked ones."""
-    from fedlens import ledger as ledgers
+    from fedlens.ledger import is_remote
+    from fedlens.runs.vouching import checked_files
 
     book = book_at(ledger, witness=witness, checked=False)
     if runs is not None and not runs.is_dir():
         raise ValueError(f"Expected run folders in {runs}; there is no such folder.")
-    folder = runs or pathlib.Path(DEFAULT_BOOK if ledgers.is_remote(ledger) else ledger).parent
-    found = checked_files(book, folder, vocabularies or [])
-    problems = book.verify(found.hashes, [*found.heads, *([_head(head)] if head else [])]) + found.problems
+    folder = runs or pathlib.Path(DEFAULT_BOOK if is_remote(ledger) else ledger).parent
+    checked = checked_files(book, folder, vocabularies or [])
+    problems = book.verify(checked.hashes, [*checked.heads, *([_head(head)] if head else [])]) + checked.problems
     number, last = book.head()
     answer = {
         "problems": problems,
         "entries": number,
         "head": last,
-        "models": len(found.hashes),
-        "of_other_ledgers": found.foreign,
+        "models": len(checked.hashes),
+        "of_other_ledgers": checked.foreign,
         "witness": book.witness() if not problems else None,
     }
-    foreign = f", {found.foreign} of other ledgers" if found.foreign else ""
-    whole = f"ok: {number} entries, {len(found.hashes)} models{foreign}, head {number}:{last}"
+    foreign = f", {checked.foreign} of other ledgers" if checked.foreign else ""
+    whole = f"ok: {number} entries, {len(checked.hashes)} models{foreign}, head {number}:{last}"
     say(answer, _text(problems) or whole, as_json)
     if problems:
         raise typer.Exit(FAILED)
@@ -276,27 +276,6 @@ def ledger_key(
     say({"file": str(to), "public": public}, public, as_json)
 
 
-def book_at(
-    address: str,
-    who: str | None = None,
-    key: pathlib.Path | None = None,
-    create: bool = False,
-    witness: str | None = None,
-    checked: bool = True,
-) -> "Ledger":
-    from fedlens.ledger import Ledger, is_remote, keys
-
-    address = ledger_at(address)
-    if address and not create and not is_remote(address) and not pathlib.Path(address).exists():
-        raise ValueError(f"Expected a ledger at {address}; there is none (fedlens ledger init makes one).")
-    return Ledger(address, who=who, key=keys.opened(key) if key else None, witness=witness, checked=checked)
-
-
-def book_if_there(address: str | None) -> "Ledger | None":
-    found = ledger_at(address)
-    return None if address is None and not pathlib.Path(found).exists() and "://" not in found else book_at(found)
-
-
 def _text(lines: Iterable[str]) -> str:
     """For a terminal: modelers wrote some of it, and reviewers read it."""
     return "\n".join(map(shown, lines))
@@ -304,7 +283,7 @@ def _text(lines: Iterable[str]) -> str:
 
 def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:
     return [
-        f"  {run['run']}: {run['told']} by {run['who']} on {run['at'][:16].replace('T', ' ')}"
+        f"  {run['run']}: {run['told']}; reserved by {run['who']} on {run['at'][:16].replace('T', ' ')}"
         + (f", {run['why']}" if run["why"] else "")
         for run in runs
         if run["population"] == population
@@ -312,8 +291,8 @@ def _run_lines(runs: list[dict[str, Any]], population: str) -> list[str]:
 
 
 def _head(text: str) -> tuple[int, str]:
-    number, found, digest = text.partition(":")
-    if not (found and number.isdecimal()):
+    number, colon, digest = text.partition(":")
+    if not (colon and number.isdecimal()):
         raise ValueError(f"Expected --head NUMBER:HASH, as `fedlens ledger verify` prints it, got {text!r}.")
     return int(number), digest
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 FAILED, USAGE, OVER_BUDGET, NOT_APPROVED, INTERRUPTED = 1, 2, 3, 4, 130
-DEFAULT_BOOK = "runs/ledger.sqlite"
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, to standard output.")]
 Sets = Annotated[
@@ -36,13 +35,6 @@ Simulate = Annotated[
 ]
 Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is one.")]
 RecipeFile = Annotated[pathlib.Path, typer.Argument(help="A recipe (TOML); `fedlens init` writes one.")]
-
-
-def ledger_at(given: str | None, default: str = DEFAULT_BOOK) -> str:
-    """The ledger that a command works with: on a pinned machine the pinned one, and no other."""
-    from fedlens.core import pins
-
-    return pins.address(None if given in (None, default) else given, default)
 
 
 def modelers(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.options import DEFAULT_BOOK, Book, Json, modelers, say
+from fedlens.cli.options import Book, Json, modelers, say
+from fedlens.runs.books import DEFAULT_BOOK
 
 primary_app = typer.Typer(no_args_is_help=True, help="Train or check the model whose mistakes are looked into.")
 
@@ -32,13 +33,13 @@ def train(
     from fedlens.media.images import reading as data
     from fedlens.models import primary
     from fedlens.models.classifier import ConvClassifier
-    from fedlens.owner.admission import check_public_images
+    from fedlens.owner.admission import check_public
 
     networks: dict[str, Callable[..., ConvClassifier]] = {"paper": ConvClassifier.paper, "small": ConvClassifier}
     if network not in networks:
         raise ValueError(f"Expected --network {network} to be one of {', '.join(networks)}.")
     if owner := owner_if_there(ledger):
-        check_public_images(path, images, owner)
+        check_public(path, "images", owner, images)
     public = data.public_npz(path, images=images, labels=labels)
     classes = int(public.labels.max(initial=0)) + 1
     if classes < 2:
@@ -47,9 +48,9 @@ def train(
     x, y = trees.pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
     model, accuracy = primary.trained(chosen, x, y, seed=seed, epochs=epochs)
     model.save(to)
-    told = {"model": str(to), "network": network, "side": model.side, "channels": model.channels, "classes": classes}
+    about = {"model": str(to), "network": network, "side": model.side, "channels": model.channels, "classes": classes}
     text = f"Wrote {to}: {classes} classes, right on {accuracy:.1%} of the held-out tenth. sha256 {model.digest}"
-    say(told | {"held_out_accuracy": accuracy, "digest": model.digest}, text, as_json)
+    say(about | {"held_out_accuracy": accuracy, "digest": model.digest}, text, as_json)
 
 
 @primary_app.command("check")
@@ -71,6 +72,6 @@ def check(
     model = open_primary(
         path, side=side, channels=channels, values=values, channels_last=channels_last, classes=classes
     )
-    told = {"kind": model.kind, "side": model.side, "channels": model.channels, "classes": model.classes}
+    about = {"kind": model.kind, "side": model.side, "channels": model.channels, "classes": model.classes}
     text = f"ok: {model.kind}, {model.classes} classes, {channels} x {side} x {side}. sha256 {model.digest}"
-    say(told | {"digest": model.digest}, text, as_json)
+    say(about | {"digest": model.digest}, text, as_json)

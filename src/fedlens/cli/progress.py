@@ -5,8 +5,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from fedlens.cli.options import aside
+
 if TYPE_CHECKING:
-    from fedlens.runs.run import Watcher
+    from fedlens.runs.folder import Watcher
 
 
 @contextlib.contextmanager
@@ -19,17 +21,17 @@ def progress() -> Iterator["Watcher"]:
 
     def lines(selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None:
         if done == rounds or done % max(1, rounds // 5) == 0:
-            print(f"{selection}: round {done}/{rounds}{_told(facts)}", file=sys.stderr)
+            aside(f"{selection}: round {done}/{rounds}{_text(facts)}")
 
     yield lines
 
 
-def _told(facts: dict[str, Any]) -> str:
+def _text(facts: dict[str, Any]) -> str:
     epsilon, clip = facts.get("epsilon_so_far"), facts.get("clip")
-    told = [f"epsilon so far {epsilon}"] if epsilon is not None else []
-    told += [f"clip {clip:g}"] if clip is not None else []
-    told += ["SIMULATED"] if facts.get("simulated") else []
-    return "".join(f", {fact}" for fact in told)
+    shown = [f"epsilon so far {epsilon}"] if epsilon is not None else []
+    shown += [f"clip {clip:g}"] if clip is not None else []
+    shown += ["SIMULATED"] if facts.get("simulated") else []
+    return "".join(f", {fact}" for fact in shown)
 
 
 @contextlib.contextmanager
@@ -42,16 +44,16 @@ def _live() -> Iterator["Watcher"]:
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[told]}"),
+        TextColumn("{task.fields[facts]}"),
     )
     with Progress(*columns, console=Console(stderr=True)) as bars:
         tasks: dict[str, Any] = {}
 
         def watch(selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None:
             if selection not in tasks:
-                tasks[selection] = bars.add_task(selection, total=rounds, told="")
+                tasks[selection] = bars.add_task(selection, total=rounds, facts="")
             bars.update(tasks[selection], completed=done)
             if "epsilon_so_far" in facts:
-                bars.update(tasks[selection], told=_told(facts).removeprefix(", "))
+                bars.update(tasks[selection], facts=_text(facts).removeprefix(", "))
 
         yield watch

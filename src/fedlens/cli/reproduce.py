@@ -3,14 +3,13 @@
 import json
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedlens.cli.options import Device, Json, modelers, say
+from fedlens.cli.options import Device, Json, aside, modelers, say
 
 if TYPE_CHECKING:
     from fedlens.experiments.trials import Row
@@ -40,15 +39,15 @@ def sensitivity(
 ) -> None:
     """How small may epsilon be, and how rare a bug? Needs FEDLENS_DATA with MNIST by writer, and best a GPU."""
     from fedlens.core import files
-    from fedlens.experiments import trials as experiments
+    from fedlens.experiments import images, trials
 
-    chosen = experiments.rows(names)
+    chosen = trials.chosen_rows(names, images.ROWS)
     if train:
         _train(chosen, out, together, minutes, device)
     if diagnose:
-        results = experiments.diagnosed(chosen, out, _progress)
-        files.write(out / "curve.svg", experiments.curve(results))
-        _tell(results, experiments.table(results), out, as_json)
+        results = trials.diagnosed(chosen, out, aside)
+        files.write(out / "curve.svg", images.curve(results))
+        _tell(results, images.table(results), out, as_json)
 
 
 @reproduce_app.command("text")
@@ -66,50 +65,46 @@ def text(
     """How rare may a bug of the tokenizer be? Needs FEDLENS_DATA with the speakers and the chat, best a GPU."""
     from fedlens.core import files
     from fedlens.experiments import text as text_experiments
-    from fedlens.experiments import trials as experiments
+    from fedlens.experiments import trials
 
     data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text_experiments.SPEAKERS
     if not data.exists():
         raise ValueError(f"Expected {data.name} in the folder that FEDLENS_DATA names.")
     text_experiments.split(data, out)
-    chosen = experiments.rows(names, text_experiments.rows(out))
+    chosen = trials.chosen_rows(names, text_experiments.rows(out))
     if train:
         _train(chosen, out, together, minutes, device)
     if diagnose:
-        results = experiments.diagnosed(chosen, out, _progress)
+        results = trials.diagnosed(chosen, out, aside)
         made = [
             of(chosen, out)
             for of in (
                 text_experiments.searched,
                 text_experiments.by_position,
                 text_experiments.found_words,
-                text_experiments.foretold,
+                text_experiments.next_word_accuracy,
             )
         ]
         filled = [table for table in made if len(table.splitlines()) > 2]
-        told = "\n".join([text_experiments.table(results), *filled])
+        tables = "\n".join([text_experiments.table(results), *filled])
         files.write(out / "positions.svg", text_experiments.picture(chosen, out))
-        _tell(results, told, out, as_json)
+        _tell(results, tables, out, as_json)
 
 
 def _train(
     chosen: "Sequence[Row]", out: pathlib.Path, together: int, minutes: float | None, device: str | None
 ) -> None:
-    from fedlens.experiments import trials as experiments
+    from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
     until = time.time() + 60 * minutes if minutes else float("inf")
     where = device or default_device()
-    experiments.trained(chosen, out, device=where, together=together, until=until, say=_progress)
+    trials.trained(chosen, out, device=where, together=together, until=until, say=aside)
 
 
-def _tell(results: list[dict[str, Any]], told: str, out: pathlib.Path, as_json: bool) -> None:
+def _tell(results: list[dict[str, Any]], tables: str, out: pathlib.Path, as_json: bool) -> None:
     from fedlens.core import files
 
     files.write(out / "results.json", json.dumps(results, indent=1))
-    files.write(out / "table.md", told)
-    say(results, told, as_json)
-
-
-def _progress(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    files.write(out / "table.md", tables)
+    say(results, tables, as_json)

@@ -1,20 +1,15 @@
 """The commands of a modeler: demo, init, plan, run, compare, report, sample."""
 
-import dataclasses
 import importlib.resources
 import math
 import pathlib
 import shlex
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedlens.cli.data import owner_if_there
-from fedlens.cli.headers import vouched
-from fedlens.cli.ledger import book_if_there
 from fedlens.cli.options import (
-    DEFAULT_BOOK,
     INTERRUPTED,
     Device,
     Json,
@@ -25,23 +20,21 @@ from fedlens.cli.options import (
     Simulate,
     Why,
     aside,
-    ledger_at,
     modelers,
     say,
 )
 from fedlens.cli.progress import progress
-from fedlens.core import files, pins
+from fedlens.core import files
+from fedlens.runs.books import DEFAULT_BOOK, book_if_there, ledger_at
 
 if TYPE_CHECKING:
-    from fedlens.media.opening import Trained
     from fedlens.recipes.recipe import Recipe
-    from fedlens.report.report import Finding, Report
+    from fedlens.report.report import Report
     from fedlens.runs.run import Run
 
 runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
 PIXELS = "minus-one-to-one"  # what a primary model expects, unless told otherwise
-WRITTEN = 20_000  # words or sentences a side, to compare
 Vouching = Annotated[
     str | None,
     typer.Option(
@@ -62,16 +55,14 @@ def demo(
     as_json: Json = False,
 ) -> None:
     """Find a planted bug on data that is already on this machine, in about a minute."""
+    from fedlens.media import opening
     from fedlens.recipes.recipe import Recipe
 
-    without = {  # the bug it is another demonstration, with a budget of its own: the data are public
-        "images": ["data.bug.fraction=0", "data.name=digits-without-bug"],
-        "text": ["data.bug.share=0", "data.name=docstrings-without-bug"],
-    }
-    if what not in without:
-        raise ValueError(f"Expected one of {', '.join(without)} to demonstrate, got {what!r}.")
+    demos = {medium.name: medium.demo_without_fault for medium in opening.every() if medium.demo_without_fault}
+    if what not in demos:
+        raise ValueError(f"Expected one of {', '.join(demos)} to demonstrate, got {what!r}.")
     text = importlib.resources.files("fedlens.recipes").joinpath("files", f"demo_{what}.toml").read_text()
-    recipe = Recipe.parsed(text, [] if bug else without[what])
+    recipe = Recipe.parsed(text, [] if bug else demos[what])
     _demo_budget(recipe, ledger_at(ledger, str(out / "ledger.sqlite")), simulate)
     _execute(_created(recipe, out, ledger, simulate, device), as_json)
 
@@ -95,13 +86,15 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Write a commented recipe to start from."""
-    from fedlens.core import files
     from fedlens.recipes import templates
 
     owner = owner_if_there(ledger)
     known = owner.known(data) if owner else None
-    told: dict[str, Any] = {"vocabulary": vocabulary, "baseline": baseline, "registered": known}
-    text = templates.recipe(task, data, model, shlex.quote(str(to)), **told)
+    registered: dict[str, Any] = (
+        {"registered": True, "population": known.population, "facts": known.facts} if known else {}
+    )
+    given: dict[str, Any] = {"model": model, "vocabulary": vocabulary, "baseline": baseline}
+    text = templates.recipe(task, data, shlex.quote(str(to)), **registered, **given)
     if to.exists():
         raise ValueError(f"Expected no file at {to}; it would be overwritten.")
     files.write(to, text)
@@ -150,10 +143,10 @@ def plan(
     if published is not None:
         figure = planning.published(published, parsed)
         answer["published"] = figure
-        told, true = (f"{float(figure[name]):.4g}" for name in ("epsilon", "valid_epsilon"))
+        stated, true = (f"{float(figure[name]):.4g}" for name in ("epsilon", "valid_epsilon"))
         text += (
-            f"\n{published} would print epsilon {told} ({figure['method']}): NOT COMPLIANT, shown for comparison only;"
-            f" the training alone truly costs {true}"
+            f"\n{published} would print epsilon {stated} ({figure['method']}): NOT COMPLIANT, shown for comparison"
+            f" only; the training alone truly costs {true}"
         )
     say(answer, text, as_json)
 
@@ -192,8 +185,8 @@ def run(
 @runs_app.command()
 @modelers
 def compare(
-    left: Annotated[pathlib.Path, typer.Argument(help="The suspicious side: a model folder, such as runs/x/low.")],
-    right: Annotated[pathlib.Path, typer.Argument(help="The healthy side, such as runs/x/high.")],
+    left: Annotated[pathlib.Path, typer.Argument(help="The suspicious group: a model folder, such as runs/x/low.")],
+    right: Annotated[pathlib.Path, typer.Argument(help="The healthy group, such as runs/x/high.")],
     to: Annotated[
         pathlib.Path | None, typer.Option("--to", help="Folder for the report. Default: <left>-vs-<right>.")
     ] = None,
@@ -214,36 +207,15 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
-    from fedlens.media.images.contrast import contrast
-    from fedlens.media.images.samples import Model
-    from fedlens.media.text.contrast import contrast_texts
-    from fedlens.models.primary import open_primary
-    from fedlens.runs.reporting import marked
+    from fedlens.runs import comparing
 
     if model is None and (channels_last or values != PIXELS):
         raise ValueError("Expected --model with --values or --channels-last: they say what that model expects.")
-    models = [_model(left), _model(right)]
-    voucher = vouched(ledger, [left, right])
-    if models[0].label == models[1].label:  # of two runs, whose names tell them apart
-        models = [_called_by_its_run(found, path) for found, path in zip(models, (left, right), strict=True)]
-    told: dict[str, Any] = {"title": f"{models[0].label} vs {models[1].label}", "kinds": kinds or ()}
-    told["before"] = _findings(before) if before else ()
-    if type(models[0]) is not type(models[1]):
-        raise ValueError("Expected two models of images, or two of text. One of n-grams goes with its like.")
-    texts = [found.sampled(WRITTEN, seed=0) for found in models if not isinstance(found, Model)]
-    sides = [found.sampled(512, seed=0) for found in models if isinstance(found, Model)]
-    if texts:
-        if model is not None:
-            raise ValueError("Expected no --model: there is no primary model of text.")
-        report = contrast_texts(*texts, **told)
-    else:
-        _, channels, side, _ = sides[0].images.shape
-        primary = None
-        if model is not None:
-            primary = open_primary(model, side=side, channels=channels, values=values, channels_last=channels_last)
-        report = contrast(*sides, **told, primary=primary)
-    report = marked(report, voucher.told, voucher.unverified)
-    _show(report, to or left.parent / f"{left.name}-vs-{right.name}", as_json)
+    expects: dict[str, Any] = {"values": values, "channels_last": channels_last}
+    made = comparing.compared(left, right, ledger=ledger, before=before, kinds=kinds or (), primary=model, **expects)
+    folder = to or left.parent / f"{left.name}-vs-{right.name}"
+    comparing.saved(made, folder)
+    _print(made, folder, as_json)
 
 
 @runs_app.command()
@@ -254,23 +226,17 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Show the report of a run again; of a single model, make one."""
-    from fedlens.media.images.contrast import contrast
-    from fedlens.media.images.samples import Model, Samples
-    from fedlens.media.text.contrast import contrast_texts
-    from fedlens.report.report import printable
-    from fedlens.runs.reporting import marked
+    from fedlens.report.values import printable
+    from fedlens.runs import comparing
 
     if (folder / "report.json").exists():
-        found = [f"[{finding.severity}] {printable(finding.summary)}" for finding in _findings(folder)]
-        answer, told = _confirmed(folder, ledger)
-        say(answer, "\n".join([*(found or ["No finding."]), told, str(folder / "report.html")]), as_json)
+        listed = [f"[{finding.severity}] {printable(finding.summary)}" for finding in comparing.findings(folder)]
+        answer, headline = comparing.confirmed(folder, ledger)
+        say(answer, "\n".join([*(listed or ["No finding."]), headline, str(folder / "report.html")]), as_json)
         return
-    model, voucher = _model(folder), vouched(ledger, [folder])
-    drawn = model.sampled(512 if isinstance(model, Model) else WRITTEN, seed=0)
-    made = (
-        contrast(drawn, title=folder.name) if isinstance(drawn, Samples) else contrast_texts(drawn, title=folder.name)
-    )
-    _show(marked(made, voucher.told, voucher.unverified), folder, as_json)
+    made = comparing.alone(folder, ledger)
+    comparing.saved(made, folder)
+    _print(made, folder, as_json)
 
 
 @runs_app.command()
@@ -291,35 +257,18 @@ def sample(
     as_json: Json = False,
 ) -> None:
     """Draw synthetic images or text from a model: a file that carries its guarantee, and one to look at. Free."""
-    from fedlens.core import files
-    from fedlens.media.text.samples import TextModel, Texts
-    from fedlens.media.text.wordings import listed
-    from fedlens.report import pictures
+    from fedlens.runs import comparing
 
-    model, voucher = _model(folder), vouched(ledger, [folder])
-    if beams is None:
-        samples = model.sampled(count, seed)
-    elif isinstance(model, TextModel):
-        samples = model.likeliest(count, beams)
-        count = len(samples.sequences)  # no more may end within the width
-    else:
-        raise ValueError("Expected a language model to search with --beams.")
-    path = to or folder / f"{f'samples-{seed}' if beams is None else 'likeliest'}.safetensors"
-    shown = path.with_suffix(".txt" if isinstance(samples, Texts) else ".png")
-    if path == shown:
-        raise ValueError(f"Expected --to with another ending than {shown.suffix}: it is written beside the samples.")
-    pins.check_below(path)
-    samples.save(path)
-    files.write(shown, listed(samples) if isinstance(samples, Texts) else pictures.png_bytes(samples.images[:256]))
-    guarantee = dataclasses.replace(samples.guarantee, unverified=voucher.unverified)
+    made = comparing.drawn(folder, count, seed=seed, beams=beams, to=to, ledger=ledger)
     answer = {
-        "file": str(path),
-        "shown": str(shown),
-        "count": count,
-        "guarantee": guarantee.to_dict(),
-        "ledger": voucher.told,
+        "file": str(made.file),
+        "shown": str(made.shown),
+        "count": len(made.samples),
+        "guarantee": made.guarantee.to_dict(),
+        "ledger": made.voucher.statement,
     }
-    say(answer, f"{count} synthetic samples in {path}, to look at in {shown}\n{guarantee.headline}", as_json)
+    where = f"{len(made.samples)} synthetic samples in {made.file}, to look at in {made.shown}"
+    say(answer, f"{where}\n{made.guarantee.headline}", as_json)
 
 
 def _created(
@@ -332,7 +281,7 @@ def _created(
 
     address = ledger_at(ledger, str(out / "ledger.sqlite"))
     for warning in recipe.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+        aside(f"warning: {warning}")
     try:
         where = device or default_device()
         return Run.created(recipe, out, address=address, seed=seed, device=where, why=why, say=aside)
@@ -351,91 +300,29 @@ def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
         book.set_budget(
             Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size), why="fedlens demo"
         )
-        print(
+        aside(
             f"population {recipe.population!r} gets a budget of epsilon {DEMO_BUDGET:g} in {address};"
-            " for another demonstration take another --out",
-            file=sys.stderr,
+            " for another demonstration take another --out"
         )
 
 
 def _execute(started: "Run", as_json: bool) -> None:
     promise = started.promised()
-    parts = f"; {promise.composition}" if started.recipe.earlier else ""
-    print(f"{started.name}: planned {promise.headline}{parts}", file=sys.stderr)
+    parts = f"; {promise.composition}" if started.recipe.released else ""
+    aside(f"{started.name}: planned {promise.headline}{parts}")
     try:
         with progress() as watch:
             report = started.executed(watch)
     except (KeyboardInterrupt, OSError) as error:
-        print(f"Nothing is lost. Go on with: fedlens run --resume {shlex.quote(str(started.folder))}", file=sys.stderr)
+        aside(f"Nothing is lost. Go on with: fedlens run --resume {shlex.quote(str(started.folder))}")
         if isinstance(error, KeyboardInterrupt):
             raise typer.Exit(INTERRUPTED) from None
         raise
     _print(report, started.folder, as_json)
 
 
-def _confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:
-    """What a report.json says, with a word if no ledger confirms it; refuses one that says less than its models."""
-    from fedlens.ledger import guarantee
-    from fedlens.privacy import Guarantee
-    from fedlens.privacy.guarantee import UNVERIFIED
-    from fedlens.report.report import printable
-
-    answer = files.json_in(folder / "report.json")
-    alone = (folder / "model.safetensors").exists()
-    parts = [folder] if alone else [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
-    try:
-        told, voucher = Guarantee.from_dict(answer["guarantee"]), vouched(ledger, parts)
-        spent = (_model(folder).spending,) if alone else voucher.spent
-        true = guarantee(spent, told.delta) if spent else told
-        same = (told.unit, told.neighbours, told.simulated) == (true.unit, true.neighbours, true.simulated)
-        if not same or not told.epsilon >= true.epsilon * (1 - 1e-6):
-            raise ValueError(
-                f"Expected report.json in {folder} to promise no more than the ledger does; it was edited."
-            )
-        told = dataclasses.replace(told, unverified=voucher.unverified or ("" if parts else UNVERIFIED))
-        headline = printable(f"privacy: {told.headline}")
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
-    return answer | {"guarantee": told.to_dict()}, headline
-
-
-def _show(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
-    pins.check_below(folder)  # also one that was not named, and may lead elsewhere
-    report.save(folder)
-    _print(report, folder, as_json)
-
-
 def _print(report: "Report", folder: pathlib.Path, as_json: bool) -> None:
     say(report.to_dict(), f"{report.text()}\n\n{folder / 'report.html'}", as_json)
-
-
-def _findings(folder: pathlib.Path) -> "list[Finding]":
-    from fedlens.report.report import Finding
-
-    try:
-        with files.damage(f"Expected a whole report.json in {folder}; it is damaged."):
-            rows = files.json_in(folder / "report.json", {"findings": list})["findings"]
-            if not all(isinstance(f["kind"], str) and isinstance(f["severity"], str) for f in rows):
-                raise TypeError
-            return [
-                Finding(kind=f["kind"], summary=str(f["summary"]), score=float(f["score"]), severity=f["severity"])
-                for f in rows
-            ]
-    except FileNotFoundError:
-        raise ValueError(f"Expected the folder of a report, found no report.json in {folder}.") from None
-
-
-def _model(folder: pathlib.Path) -> "Trained":
-    from fedlens.media.opening import opened
-
-    if not (folder / "model.safetensors").exists():
-        hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
-        raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
-    return opened(folder / "model.safetensors")
-
-
-def _called_by_its_run(model: "Trained", folder: pathlib.Path) -> "Trained":
-    return dataclasses.replace(model, label=f"{model.label}, {folder.resolve().parent.name}")
 
 
 def _cell(name: str, value: Any) -> str:

@@ -1,14 +1,12 @@
 """`fedlens vocabulary`: lists of known words, from public text or at a price."""
 
 import pathlib
-import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedlens.cli.ledger import say_request
 from fedlens.cli.options import (
-    DEFAULT_BOOK,
     INTERRUPTED,
     Book,
     Device,
@@ -16,10 +14,10 @@ from fedlens.cli.options import (
     Simulate,
     Why,
     aside,
-    ledger_at,
     modelers,
     say,
 )
+from fedlens.runs.books import DEFAULT_BOOK, ledger_at
 
 vocabulary_app = typer.Typer(
     no_args_is_help=True, help="Lists of known words: counted in public text, or learnt from private text at a price."
@@ -45,11 +43,11 @@ def count(
 ) -> None:
     """List the most frequent words of PUBLIC text. Nothing protects what is counted: use learn for private text."""
     from fedlens.cli.data import owner_if_there
-    from fedlens.owner.admission import check_public_text
+    from fedlens.owner.admission import check_public
     from fedlens.runs import vocabularies
 
     if owner := owner_if_there(ledger):
-        check_public_text(text, owner)
+        check_public(text, "text", owner)
     made = vocabularies.counted(text, to, size=size, tokenizer=tokenizer)
     answer = {"vocabulary": str(to), "words": len(made), "provenance": made.provenance}
     say(answer, f"Wrote {to}: {made.provenance}.", as_json)
@@ -109,19 +107,20 @@ def learn(
     if request:
         book = Ledger(ledger)
         asked, _ = vocabularies.admitted(asked, Owner(ledger, book), simulated=False, say=aside)
-        told: dict[str, Any] = {"recipe": asked.digest, "why": why, "text": asked.text, "delta": asked.delta}
-        say_request(book, book.request("vocabulary", [asked.item()], **told), as_json)
+        items = [asked.item()]
+        number = book.request("vocabulary", items, recipe=asked.digest, why=why, text=asked.text, delta=asked.delta)
+        say_request(book, number, as_json)
         return
     vocabularies.check(asked, to, simulate)
     for warning in asked.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    print(f"planned {asked.guarantee.headline}", file=sys.stderr)
+        aside(f"warning: {warning}")
+    aside(f"planned {asked.guarantee.headline}")
     try:
         made = vocabularies.learned(
             asked, to, address=ledger, seed=simulate, device=device or runs.default_device(), why=why, say=aside
         )
     except KeyboardInterrupt:
-        print("Interrupted: there is no list; what was not charged yet is returned.", file=sys.stderr)
+        aside("Interrupted: there is no list; what was not charged yet is returned.")
         raise typer.Exit(INTERRUPTED) from None
     answer = {"vocabulary": str(to), "words": len(made), "provenance": made.provenance}
     say(answer, f"Wrote {len(made)} words to {to}: {made.provenance}.", as_json)

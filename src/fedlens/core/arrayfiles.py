@@ -59,9 +59,9 @@ def names_in(path: pathlib.Path) -> list[str]:
         return []
 
 
-def archived(path: pathlib.Path, names: Sequence[str], told: str, error: type[ValueError]) -> dict[str, np.ndarray]:
-    """These arrays of an .npz; MissingError, or an error that says `told`, or an OSError, where it has none."""
-    with files.damage(told, error), path.open("rb") as file, zipfile.ZipFile(file) as archive:
+def archived(path: pathlib.Path, names: Sequence[str], message: str, error: type[ValueError]) -> dict[str, np.ndarray]:
+    """These arrays of an .npz; MissingError, or an error with this `message`, or an OSError, where it has none."""
+    with files.damage(message, error), path.open("rb") as file, zipfile.ZipFile(file) as archive:
         members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
         if missing := [name for name in names if name not in members]:
             there = list(members)

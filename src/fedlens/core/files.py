@@ -47,8 +47,8 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
         os.replace(name, path)
     except OSError as error:
         pathlib.Path(name).unlink(missing_ok=True)
-        told = f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
-        raise OSError(error.errno, told) from None
+        message = f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
+        raise OSError(error.errno, message) from None
     except BaseException:
         pathlib.Path(name).unlink(missing_ok=True)
         raise
@@ -80,13 +80,13 @@ def sha256(path: pathlib.Path) -> str:
 def within(path: pathlib.Path, links: bool = False) -> list[pathlib.Path]:
     """The file, or all files of the folder; `links` in it are refused unless they are wanted: they lead elsewhere."""
     inside = list(path.rglob("*"))
-    if not links and any(found.is_symlink() for found in inside):
+    if not links and any(one.is_symlink() for one in inside):
         raise ValueError(f"Expected plain files in {path.name}; there are links.")
-    return sorted(found for found in (path, *inside) if found.is_file())
+    return sorted(one for one in (path, *inside) if one.is_file())
 
 
 @contextlib.contextmanager
-def damage(told: str, error: type[ValueError] = ValueError) -> Iterator[None]:
+def damage(message: str, error: type[ValueError] = ValueError) -> Iterator[None]:
     """Whatever is thrown in here is this error, without a word of what a library said: that may quote the file.
 
     Also a MemoryError: what a file asks for and cannot get is its fault. Errors of the kind `error` are ours already,
@@ -99,7 +99,7 @@ def damage(told: str, error: type[ValueError] = ValueError) -> Iterator[None]:
     except Exception as thrown:
         if error is not ValueError and isinstance(thrown, error):
             raise
-        raise error(told) from None
+        raise error(message) from None
 
 
 def content(path: pathlib.Path, most: int = MOST_TEXT, error: type[ValueError] = ValueError) -> bytes:
@@ -124,47 +124,47 @@ def json_in(
     fields: Mapping[str, Any] | None = None,
     *,
     error: type[ValueError] = ValueError,
-    told: str | None = None,
+    message: str | None = None,
 ) -> Any:
-    """The JSON of a small file, `told` where it is damaged; it is an object with these `fields`, if any are named.
+    """The JSON of a small file: an object with these `fields`, if any are named; else an error with this `message`.
 
     `json_in(path, {"noisy_users": float})`: each field is of its type, and a whole number passes for a float. That the
     file is missing is for others to say.
     """
-    told = told or f"Expected a whole {path.name} in {path.parent}; it is damaged."
-    found = parsed_json(content(path, error=error), told, error)
-    if fields and not (isinstance(found, dict) and all(_is(found.get(name, ...), fields[name]) for name in fields)):
-        raise error(told)
-    return found
+    message = message or f"Expected a whole {path.name} in {path.parent}; it is damaged."
+    value = parsed_json(content(path, error=error), message, error)
+    if fields and not (isinstance(value, dict) and all(_is(value.get(name, ...), fields[name]) for name in fields)):
+        raise error(message)
+    return value
 
 
-def parsed_json(text: bytes | str, told: str, error: type[ValueError] = ValueError) -> Any:
-    """JSON as its standard has it: of finite numbers, and not too deep. `told` is the error where it is not.
+def parsed_json(text: bytes | str, message: str, error: type[ValueError] = ValueError) -> Any:
+    """JSON as its standard has it: of finite numbers, and not too deep; else an error with this `message`.
 
     >>> parsed_json('{"a": [1, 2.5]}', "Expected JSON.")
     {'a': [1, 2.5]}
     """
     if len(text) > MOST_TEXT:
-        raise error(told)
-    with damage(told, error):
+        raise error(message)
+    with damage(message, error):
         text = text.decode() if isinstance(text, bytes) else text
-        found = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_short)
-        _check_depth(found)
-        return found
+        value = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_short)
+        _check_depth(value)
+        return value
 
 
-def parsed_toml(text: str, told: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
-    """Where TOML is merely written wrong, a TOMLDecodeError says where; `told` is the error where it is damaged."""
+def parsed_toml(text: str, message: str, error: type[ValueError] = ValueError) -> dict[str, Any]:
+    """Where TOML is merely written wrong, a TOMLDecodeError says where; `message` is for TOML that is damaged."""
     if len(text) > MOST_TOML or _LONG_KEY.search(_QUOTED.sub("q", text)):
-        raise error(told)
+        raise error(message)
     try:
-        found = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
-        _check_depth(found)
+        value = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
+        _check_depth(value)
     except tomllib.TOMLDecodeError:
         raise
     except Exception:
-        raise error(told) from None
-    return found
+        raise error(message) from None
+    return value
 
 
 def whole(value: object, least: int, most: int) -> TypeGuard[int]:

@@ -15,15 +15,15 @@ def opened(kind: str, known: Iterable[str], of: str) -> Callable[..., Any]:
     if (pin := pins.found()) and not pin.functions:  # to import a module is to run it
         raise ValueError(f"Expected no function of one's own: this machine is pinned ({pin.place}).")
     try:
-        found = getattr(importlib.import_module(module), function)
+        chosen: object = getattr(importlib.import_module(module), function)
     except Exception:  # an import runs code, which may fail in any way
         raise ValueError(f"Expected a function {function!r} in a module {module!r} that can be imported.") from None
-    if not callable(found):
+    if not callable(chosen):
         raise ValueError(f"Expected {kind!r} to be a function of {of}.")
-    return found
+    return chosen
 
 
-def summary(found: Callable[..., Any]) -> str:
+def summary(function: Callable[..., Any]) -> str:
     """What it says about itself, in one line."""
-    told = (found.__doc__ or "").strip() or getattr(found, "__name__", "a function")
-    return told.splitlines()[0].rstrip(".")
+    text = (function.__doc__ or "").strip() or getattr(function, "__name__", "a function")
+    return text.splitlines()[0].rstrip(".")

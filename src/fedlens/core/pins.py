@@ -43,17 +43,17 @@ def of_user() -> pathlib.Path:
 def found() -> Pin | None:
     """The pin that holds here. One that cannot be read is no leave to go on without it."""
     for place in (MACHINE, of_user()):
-        told = f'Expected a line ledger = "…" in the pin {place}; it cannot be read.'
+        damaged = f'Expected a line ledger = "…" in the pin {place}; it cannot be read.'
         try:
-            with files.damage(told):
-                values = files.parsed_toml(files.content(place).decode(), told)
+            with files.damage(damaged):
+                values = files.parsed_toml(files.content(place).decode(), damaged)
                 ledger, witness, public = values["ledger"], values.get("witness", ""), values.get("public", [])
                 if not ledger or not all(isinstance(text, str) for text in (ledger, witness, *public)):
                     raise ValueError
         except FileNotFoundError:
             continue
         except (OSError, tomllib.TOMLDecodeError):
-            raise ValueError(told) from None
+            raise ValueError(damaged) from None
         functions = values.get("functions") is True
         return Pin(ledger=ledger, witness=witness, functions=functions, public=frozenset(public), place=place)
     return None

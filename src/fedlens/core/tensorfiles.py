@@ -12,21 +12,26 @@ from fedlens.core.trees import Tree
 
 
 def write(path: pathlib.Path, tree: Tree, about: dict[str, Any]) -> None:
+    files.write(path, content(tree, about))
+
+
+def content(tree: Tree, about: dict[str, Any]) -> bytes:
+    """What `write` writes."""
     header = {key: json.dumps(value, sort_keys=True) for key, value in about.items()}
-    files.write(path, save({name: leaf.detach().cpu().contiguous() for name, leaf in tree.items()}, header))
+    return save({name: leaf.detach().cpu().contiguous() for name, leaf in tree.items()}, header)
 
 
 def read(path: pathlib.Path) -> tuple[Tree, dict[str, Any]]:
     """The library holds the shapes in the header against the size of the file before it reads a value."""
-    told = f"Expected a whole safetensors file in {path.name}; it is cut short or damaged."
+    damaged = f"Expected a whole safetensors file in {path.name}; it is cut short or damaged."
     try:
-        with files.damage(told), safe_open(path, "pt") as file:
+        with files.damage(damaged), safe_open(path, "pt") as file:
             header = file.metadata() or {}
             if sum(map(len, header.values())) > files.MOST_TEXT:
                 raise ValueError
-            about = {key: files.parsed_json(value, told) for key, value in header.items()}
+            about = {key: files.parsed_json(value, damaged) for key, value in header.items()}
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
     except FileNotFoundError:
         raise ValueError(f"Expected the file {path.name}; it is missing.") from None
     except OSError:  # an empty file cannot be mapped
-        raise ValueError(told) from None
+        raise ValueError(damaged) from None

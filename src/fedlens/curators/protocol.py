@@ -1,4 +1,4 @@
-"""The one door to private data, as an algorithm sees it: noisy means, and how many are left."""
+"""The one way to private data, as an algorithm sees it: noisy means, and how many are left."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -26,7 +26,7 @@ class Curator(Protocol):
 
 
 class Curators(Protocol):
-    """Several doors that are asked at once."""
+    """Several curators that are asked at once."""
 
     @property
     def remaining(self) -> int:

@@ -1,37 +1,31 @@
-"""PRIVATE. The embedded curator: contributions vectorised over units, exact sums, noise; the engine times itself."""
+"""PRIVATE. The embedded curator: charges, draws a cohort, sums what it sends, adds noise named by the question."""
 
-import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
-import math
 import os
 import platform
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
-from fedlens.core.replay import Replayed
 from fedlens.core.trees import Tree
+from fedlens.curators.contributions import Summed, Work
+from fedlens.curators.engine import Engine, made_up
+from fedlens.curators.memory import Memory
 from fedlens.curators.protocol import Contribute, PrivacySpentError
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
-from fedlens.privacy import Bound, MatrixPlan, Promise, Unit
+from fedlens.privacy import MatrixPlan, Promise, Unit
 from fedlens.version import __version__
 
-Run = Callable[[Contribute, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
-Summed = tuple[Tree, Tree]
 _FITS_ON_DEVICE = 2**31  # bytes of data that are kept on a GPU
-_WORTH_COMPILING = 120.0  # seconds of work ahead; compiling takes about one minute
 _ROUNDING = (  # variables by which libraries choose other code
     "ATEN_CPU_CAPABILITY",
     "DNNL_MAX_CPU_ISA",
@@ -42,170 +36,6 @@ _ROUNDING = (  # variables by which libraries choose other code
     "OMP_NUM_THREADS",
     "OPENBLAS_CORETYPE",
 )
-Result = TypeVar("Result")
-Item = TypeVar("Item")
-
-
-def vectorised(contribute: Contribute, message: Tree, examples: Tree, memory: Tree, shape: Tree) -> tuple[Tree, Tree]:
-    return torch.func.vmap(contribute, in_dims=(None, 0, 0))(message, examples, memory)
-
-
-def one_by_one(contribute: Contribute, message: Tree, examples: Tree, memory: Tree, shape: Tree) -> tuple[Tree, Tree]:
-    """The same answer in plain Python: the oracle of `vectorised`, and what a chunk of one unit runs as.
-
-    A unit whose contribution fails or is not of the expected `shape` sends zeros and keeps its memory; nobody is told.
-    """
-    results = []
-    for unit in range(len(examples["mask"])):
-        kept = trees.row(memory, unit)
-        try:
-            contribution, new = contribute(message, trees.row(examples, unit), kept)
-            fits = trees.same_shape(contribution, shape) and trees.same_shape(new, kept)
-        except Exception:
-            fits = False
-        results.append((contribution, new) if fits else (trees.zeros(shape), kept))
-    contributions = trees.stacked([contribution for contribution, _ in results])
-    return contributions, trees.stacked([new for _, new in results]) if memory else {}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Work:
-    """What a round asks of every unit: contribute, be bounded, be cut to the grid, be added up."""
-
-    contribute: Contribute
-    bound: Bound
-    grid: float
-
-    def steps(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """One unit's bounded contribution, cut towards zero to whole steps of the grid, and its new memory."""
-        contribution, memory = self.contribute(message, examples, memory)
-        bounded = self.bound({name: leaf.float() for name, leaf in contribution.items()})
-        return {name: torch.trunc(leaf * (1 / self.grid)) for name, leaf in bounded.items()}, memory
-
-    def summed(self, run: Run, message: Tree, examples: Tree, memory: Tree, shape: Tree, real: torch.Tensor) -> Summed:
-        """The sum of a chunk in whole steps of the grid, and the new memories; rows that are not `real` count for zero.
-
-        Doubles add up to 2^53 whole steps exactly. So the sum does not depend on the order, and one unit moves it by
-        its own bounded contribution and nothing else.
-        """
-        steps, memory = run(self.steps, message, examples, memory, shape)
-        rows = {name: leaf * real.view(-1, *[1] * (leaf.dim() - 1)) for name, leaf in steps.items()}
-        return {name: leaf.sum(0, dtype=torch.float64) for name, leaf in rows.items()}, memory
-
-
-@functools.lru_cache(maxsize=8)
-def _compiled(work: Work) -> Callable[..., Summed]:
-    return torch.compile(functools.partial(work.summed, vectorised), dynamic=False)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Engine:
-    """How many units run at once (`chunk`; 1 is a plain loop), in how many threads (`workers`), on which device."""
-
-    device: str = "cpu"
-    chunk: int = 1
-    workers: int = 1
-    compiled: bool = False
-    run: Run | None = None  # the tests' way to force `one_by_one`
-
-    def summed(self, work: Work, message: Tree, examples: Tree, memory: Tree, shape: Tree) -> Summed:
-        """Of one chunk; one bad unit neither stops the others nor is heard of."""
-        units, rows = len(examples["mask"]), max(self.chunk, len(examples["mask"]))
-        real = (torch.arange(rows) < units).float().to(self.device)
-        # A short last chunk is filled up: libraries round differently for other sizes, and the number of users in a
-        # round must not be seen in anybody's contribution.
-        examples, memory = (_filled(trees.moved(tree, self.device), rows) for tree in (examples, memory))
-        run = self.run or (vectorised if rows > 1 else one_by_one)
-        with torch.no_grad():
-            try:
-                summed = _compiled(work) if self.compiled else functools.partial(work.summed, run)
-                steps, new = summed(message, examples, memory, shape, real)
-                fits = trees.same_shape(steps, shape)
-            except Exception:  # whatever it says may quote private data
-                fits = False
-            if not fits:
-                steps, new = work.summed(one_by_one, message, examples, memory, shape, real)
-        return steps, {name: leaf[:units] for name, leaf in new.items()}
-
-    def each(self, do: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-        """`map` in order: in this thread, or in several that compute with one core each, a few items ahead."""
-        if self.workers == 1:
-            yield from map(do, items)
-            return
-        cores = torch.get_num_threads()
-        waiting: collections.deque[concurrent.futures.Future[Result]] = collections.deque()
-        try:
-            with concurrent.futures.ThreadPoolExecutor(self.workers, "unit", torch.set_num_threads, (1,)) as pool:
-                for item in items:
-                    waiting.append(pool.submit(do, item))
-                    if len(waiting) > self.workers:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-        finally:
-            torch.set_num_threads(cores)
-
-    @classmethod
-    def repeatable(cls, device: str) -> "Engine":
-        """For seeds, which promise the same again on any machine: nothing is measured, and every core works alone."""
-        return cls(device=device, chunk=16, workers=os.cpu_count() or 1 if device == "cpu" else 1)
-
-    @classmethod
-    def measured(
-        cls, work: Work, message: Tree, unit: Tree, memory: Tree, shape: Tree, *, device: str, units: int, rounds: int
-    ) -> "Engine":
-        """The fastest setting, found by timing a made-up `unit`; a plain loop is always a candidate."""
-
-        def rate(engine: Engine) -> float:
-            return engine._rate(work, message, unit, memory, shape)
-
-        best, best_rate = cls(device=device), 0.0
-        for workers in sorted({1, 1 if device != "cpu" else os.cpu_count() or 1}):
-            previous = 0.0
-            halves = {math.ceil(units / 2), math.ceil(units / 4)} if units < 1024 else set()
-            for chunk in sorted({1, *halves, *(size for size in (4, 16, 64, 256) if size < units)}):
-                engine = cls(device=device, chunk=chunk, workers=workers)
-                found = rate(engine) * units / (math.ceil(units / chunk) * chunk)  # a last chunk is filled up
-                if found > best_rate:
-                    best, best_rate = engine, found
-                if found < 1.05 * previous:  # larger chunks cost memory and must pay for it
-                    break
-                previous = found
-        if device != "cpu" and units * rounds / best_rate > _WORTH_COMPILING:
-            compiled = dataclasses.replace(best, compiled=True)
-            best = compiled if rate(compiled) > best_rate else best
-        return best
-
-    def _rate(self, work: Work, message: Tree, unit: Tree, memory: Tree, shape: Tree) -> float:
-        """Units a second, from the second of two goes; 0 where the device's memory does not suffice."""
-        examples, memories = _repeated(unit, self.chunk), _repeated(memory, self.chunk)
-
-        def do(_: int) -> float:
-            steps, _new = self.summed(work, message, examples, memories, shape)
-            return float(trees.norm(steps))  # waits for the device
-
-        try:
-            for _ in range(2):
-                start = time.perf_counter()
-                list(self.each(do, range(self.workers)))
-            return self.chunk * self.workers / (time.perf_counter() - start)
-        except torch.OutOfMemoryError:
-            return 0.0
-
-
-def _filled(tree: Tree, rows: int) -> Tree:
-    return {
-        name: torch.cat([leaf, leaf.new_zeros(rows - len(leaf), *leaf.shape[1:])]) if len(leaf) < rows else leaf
-        for name, leaf in tree.items()
-    }
-
-
-def _repeated(tree: Tree, times: int) -> Tree:
-    return {name: leaf.expand(times, *leaf.shape) for name, leaf in tree.items()}
-
-
-def _made_up(leaf: torch.Tensor) -> torch.Tensor:
-    return torch.rand(leaf.shape).mul(200).to(leaf.dtype) if leaf.dim() > 1 else torch.ones_like(leaf)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,7 +50,7 @@ class Question:
 
 
 class SimulatedCurator:
-    """The embedded door. `position` is the number of releases an earlier, interrupted process already used."""
+    """The embedded curator. `position` is the number of releases an earlier, interrupted process already used."""
 
     def __init__(
         self,
@@ -232,7 +62,7 @@ class SimulatedCurator:
         randomness: Randomness,
         stage: str = "train",
         examples_per_unit: int | None = None,
-        memory: Tree | None = None,
+        memory: Memory | Tree | None = None,
         engine: Engine | None = None,
         device: str = "cpu",
         position: int = 0,
@@ -243,18 +73,21 @@ class SimulatedCurator:
             raise ValueError(
                 f"Expected data whose units are those of the plan ({plan.unit}): see Population.by_example."
             )
-        if memory and plan.sampling.displaces:
+        self._memory = memory if isinstance(memory, Memory) else Memory(memory or {})
+        if self._memory and plan.sampling.displaces:
             raise ValueError(
                 "Expected no memory under a sampler that displaces units: whom we push out would remember it in later"
                 " releases. Take everyone, a balanced schedule, or Poisson without a cap."
             )
+        if self._memory and len(self._memory) != len(population):
+            raise ValueError("Expected a row of memory for every unit, and no others.")
         plan.sampling.check(len(population), population.selected)
         self._population, self._plan, self._ledger, self._account = population, plan, ledger, account
         self._randomness, self._stage = randomness, stage
         self._width = examples_per_unit or max(1, population.most_examples)
         self._position = position
-        self._memory = memory or {}
-        self._earlier = _earlier(ledger, account.run, stage, position) if isinstance(plan, MatrixPlan) else []
+        matrix = isinstance(plan, MatrixPlan)
+        self._previous_queries = _queries_before(position, ledger, account.run, stage) if matrix else []
         self._drawn: tuple[int, tuple[torch.Tensor, ...]] = 0, ()  # how many rows of noise, and the strategy's memory
         self._fingerprint = population.fingerprint()
         self._shapes: dict[tuple[Contribute, str], Tree] = {}
@@ -263,8 +96,8 @@ class SimulatedCurator:
         self.engine = engine
 
     @property
-    def memory(self) -> Tree:
-        """PRIVATE, one row per unit: to be kept beside the data, and given to the curator that resumes the run."""
+    def memory(self) -> Memory:
+        """PRIVATE. To be saved beside the data, and given to the curator that resumes the run."""
         return self._memory
 
     @property
@@ -308,12 +141,14 @@ class SimulatedCurator:
         key = work.contribute, str({name: leaf.shape for name, leaf in message.items()})
         if key not in self._shapes:
             blank = trees.moved(self._population.blank(self._width), self._device)
-            memory = {name: torch.zeros_like(leaf[0], device=self._device) for name, leaf in self._memory.items()}
+            memory = self._memory.blank(self._device)
             with torch.no_grad():
-                steps, _ = work.steps(message, blank, memory)
+                steps, kept = work.steps(message, blank, memory)
+            if not trees.same_shape(kept, memory):
+                raise ValueError("Expected units to keep what they were given to keep, and nothing else.")
             self._shapes[key] = shape = trees.zeros(steps)
             if self.engine is None:
-                unit = {name: _made_up(leaf) for name, leaf in blank.items()}
+                unit = {name: made_up(leaf) for name, leaf in blank.items()}
                 units = max(1, round(self._plan.expected_contributors))
                 self.engine = Engine.measured(
                     work, message, unit, memory, shape, device=self._device, units=units, rounds=self.remaining
@@ -343,11 +178,11 @@ class SimulatedCurator:
             self._plan.canonical(),
             self._width,
             self._fingerprint,
-            trees.digest(self._memory),
+            self._memory.name,
             _named(contribute),
             trees.digest(message),
             __version__,
-            *self._earlier[-1:],
+            *self._previous_queries[-1:],
         ]
         return self._randomness.tag(json.dumps(names))
 
@@ -387,16 +222,15 @@ class SimulatedCurator:
         engine = self.engine or Engine(device=self._device)
 
         def do(units: np.ndarray) -> Summed:
-            memory = {name: leaf[units] for name, leaf in self._memory.items()}
-            examples = self._examples(question, units)
+            examples, memory = self._examples(question, units), self._memory.rows(units)
             return engine.summed(question.work, question.message, examples, memory, question.shape)
 
         total = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in question.shape.items()}
         chunks = [question.cohort[at : at + engine.chunk] for at in range(0, len(question.cohort), engine.chunk)]
-        for units, (steps, memory) in zip(chunks, engine.each(do, chunks), strict=True):
-            total = trees.add(total, steps)
-            for name, leaf in memory.items():
-                self._memory[name][units] = leaf.to(self._memory[name].device)
+        with self._memory.updated_by(question.name):
+            for units, (steps, memory) in zip(chunks, engine.each(do, chunks), strict=True):
+                total = trees.add(total, steps)
+                self._memory.replace(units, memory)
         return total
 
     def _released(self, steps: Tree, query: str) -> Tree:
@@ -417,11 +251,12 @@ class SimulatedCurator:
         """Of the latest release: independent of all others, or the next row of C^-1 z."""
         if not isinstance(self._plan, MatrixPlan):
             return self._row(query, count)
-        self._earlier.append(query)
+        self._previous_queries.append(query)
         drawn, memory = self._drawn
-        for release, name in enumerate(self._earlier[drawn:], drawn):  # a resumed run draws the earlier rows again
+        noise: torch.Tensor
+        for release, name in enumerate(self._previous_queries[drawn:], drawn):  # a resumed run draws them again
             noise, memory = self._plan.strategy.step(memory, self._row(name, count), release, self._plan.releases)
-        self._drawn = len(self._earlier), memory
+        self._drawn = len(self._previous_queries), memory
         return noise
 
     def _row(self, query: str, count: int) -> torch.Tensor:
@@ -429,7 +264,7 @@ class SimulatedCurator:
         return self._randomness.normal(f"{query}/noise", count, self._device)
 
 
-def _earlier(ledger: Ledger, run: str, stage: str, position: int) -> list[str]:
+def _queries_before(position: int, ledger: Ledger, run: str, stage: str) -> list[str]:
     """The names of the releases before `position`: their rows of noise are needed again."""
     names = ledger.queries(run, stage)
     if len(names) < position:
@@ -440,18 +275,18 @@ def _earlier(ledger: Ledger, run: str, stage: str, position: int) -> list[str]:
 def _arithmetic(device: str) -> str:
     """All that may round otherwise on another machine: the same noise on sums that differ would give both away."""
     kind = torch.cuda.get_device_name(device) if device.startswith("cuda") else _processor()
-    told = {name: os.environ.get(name) for name in _ROUNDING if name in os.environ}
-    settings = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.get_num_threads(), told
+    chosen = {name: os.environ.get(name) for name in _ROUNDING if name in os.environ}
+    settings = torch.get_float32_matmul_precision(), torch.backends.mkldnn.enabled, torch.get_num_threads(), chosen
     return f"{torch.__version__} {torch.version.cuda} {kind} {settings}"
 
 
 @functools.lru_cache(maxsize=1)
 def _processor() -> str:
     """Its name and what it can do: libraries choose their code by both."""
-    told = []
-    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:  # Linux only
-        told = sorted({line.strip() for line in lines if line.startswith(("model name", "flags", "Features"))})
-    whole = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *told]
+    lines: list[str] = []
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:  # Linux only
+        lines = sorted({line.strip() for line in file if line.startswith(("model name", "flags", "Features"))})
+    whole = [platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), *lines]
     return hashlib.sha256("\n".join(whole).encode()).hexdigest()
 
 
@@ -460,7 +295,7 @@ def _named(contribute: Contribute) -> str:
     place, owner = f"{contribute.__module__}.{contribute.__qualname__}", getattr(contribute, "__self__", None)
     try:
         if dataclasses.is_dataclass(owner) and not isinstance(owner, type):
-            return place + json.dumps(dataclasses.asdict(owner), sort_keys=True)
+            return place + json.dumps(owner, default=_described, sort_keys=True)
         if owner is None and getattr(contribute, "__closure__", 1) is None and "<" not in place:
             return place
     except TypeError:
@@ -468,61 +303,9 @@ def _named(contribute: Contribute) -> str:
     return f"{place} {secrets.token_hex(16)}"
 
 
-class Together:
-    """Several doors asked at once, in one vectorised pass: many seeds of one experiment for little more than one.
-
-    Every door keeps its own data, plan, ledger, cohort and noise; a sum of one never meets a unit of another.
-    """
-
-    def __init__(self, doors: Sequence[SimulatedCurator], chunk: int) -> None:
-        if any(door.memory for door in doors):
-            raise ValueError("Expected doors whose units keep nothing: memories are not stacked.")
-        if len({(door._plan.bound, door._plan.grid, door._device) for door in doors}) > 1:
-            raise ValueError("Expected doors with one bound, on one device: their units are bounded in one pass.")
-        self._doors, self._chunk = doors, chunk
-        self._passes: dict[Work, Replayed] = {}  # the last kind of pass, recorded
-
-    @property
-    def remaining(self) -> int:
-        return min(door.remaining for door in self._doors)
-
-    def noisy_means(self, contribute: Contribute, messages: Sequence[Tree]) -> list[Tree]:
-        """One answer from each door."""
-        how = f" together {len(self._doors)} x {self._chunk}"
-        doors = zip(self._doors, messages, strict=True)
-        asked = [door._asked(contribute, message, how) for door, message in doors]
-        try:
-            sums = self._stacked_sums(asked)
-        except torch.OutOfMemoryError:
-            raise  # of shapes, not of data; the other way would take hours without a word
-        except Exception:  # whatever it says may quote private data; each door has its own way with a bad unit
-            sums = [door._bounded_sum(question) for door, question in zip(self._doors, asked, strict=True)]
-        return [door._released(steps, q.name) for door, steps, q in zip(self._doors, sums, asked, strict=True)]
-
-    def _stacked_sums(self, asked: Sequence[Question]) -> list[Tree]:
-        messages = trees.stacked([question.message for question in asked])
-        device = next(iter(messages.values())).device
-        totals = trees.stacked([{k: v.double() for k, v in trees.zeros(question.shape).items()} for question in asked])
-        if asked[0].work not in self._passes:
-            self._passes = {asked[0].work: Replayed(functools.partial(_stacked_pass, asked[0].work))}
-        run = self._passes[asked[0].work]
-        for at in range(0, max(len(question.cohort) for question in asked), self._chunk):
-            cohorts = [question.cohort[at : at + self._chunk] for question in asked]
-            taken = [door._examples(q, units) for door, q, units in zip(self._doors, asked, cohorts, strict=True)]
-            examples = trees.stacked([_filled(tree, self._chunk) for tree in taken])
-            real = torch.stack([torch.arange(self._chunk) < len(units) for units in cohorts])
-            totals = trees.add(totals, run(messages, trees.moved(examples | {"/real": real}, device)))
-        return [trees.row(totals, place) for place in range(len(asked))]
-
-
-def _stacked_pass(work: Work, messages: Tree, examples: Tree) -> Tree:
-    """The contributions of [doors, units] in one go, summed over the units that are real."""
-
-    def steps(message: Tree, units: Tree) -> Tree:
-        return torch.func.vmap(lambda unit: work.steps(message, unit, {})[0])(units)
-
-    real = examples["/real"]
-    with torch.no_grad():
-        rows = torch.func.vmap(steps)(messages, {k: v for k, v in examples.items() if k != "/real"})
-        kept = {name: leaf * real.view(*real.shape, *[1] * (leaf.dim() - 2)) for name, leaf in rows.items()}
-        return {name: leaf.sum(1, dtype=torch.float64) for name, leaf in kept.items()}
+def _described(settings: Any) -> dict[str, Any]:
+    """With their kind: two networks of the same sizes are two networks."""
+    if not dataclasses.is_dataclass(settings) or isinstance(settings, type):
+        raise TypeError  # not plain: cannot be named
+    fields = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    return {"/kind": f"{type(settings).__module__}.{type(settings).__qualname__}"} | fields

@@ -286,14 +286,14 @@ def give_back_pages(column: np.ndarray) -> None:
 
 def _about(folder: pathlib.Path) -> dict[str, Any]:
     try:
-        told = f"Expected JSON in {folder.name}/population.json; the file is damaged."
-        about = files.json_in(folder / "population.json", error=DataError, told=told)
+        damaged = f"Expected JSON in {folder.name}/population.json; the file is damaged."
+        about = files.json_in(folder / "population.json", error=DataError, message=damaged)
     except FileNotFoundError:
         raise DataError(
             f"Expected a population in {folder.name}: population.json is missing (see `fedlens data check`)."
         ) from None
     except OSError:
-        raise DataError(told) from None
+        raise DataError(damaged) from None
     if not isinstance(about, dict) or about.get("version") != VERSION:
         raise DataError(f"Expected population version {VERSION} in {folder.name}/population.json.")
     names = about.get("columns")

@@ -1,10 +1,10 @@
 """PRIVATE. Which users and examples a model is trained on. A verdict reads one user's data and public models only.
 
-Thresholds are public: constants, or quantiles of the users' accuracies read from a noisy histogram that was paid for.
+Thresholds are public: constants, or quantiles of the users' accuracies read from a noisy histogram that was paid for
+(`algorithms.histogram`).
 """
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 import torch
@@ -90,35 +90,6 @@ class WithAttribute:
         return population.select(name, users=verdict, shown=(self.attribute,))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyHistogram:
-    """What users contribute where thresholds are learnt: a one in the bin of their own accuracy, of norm 1."""
-
-    bins: int = 25
-
-    def contribution(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
-        """Who has no examples, and so an accuracy of -1, contributes zeros."""
-        share, there = examples["accuracy"][0], examples["mask"][0] > 0
-        place = (share * self.bins).long().clamp(0, self.bins - 1)
-        users = (torch.arange(self.bins, device=place.device) == place).float()
-        return {"users": users * (there & (share >= 0))}, memory
-
-
-def quantiles(histogram: torch.Tensor, wanted: Iterable[float]) -> dict[float, float]:
-    """Quantiles of what lies in [0, 1], from a noisy histogram of it; a larger one never lies below a smaller one.
-
-    Cutting negative bins to zero would leave the noise of the others, and shift quantiles towards the empty end. So
-    the histogram is replaced by the nearest one that has no negative bin and the same total.
-
-    >>> quantiles(torch.tensor([0.0, 0.0, 10.0, 30.0]), [0.75, 0.25])
-    {0.25: 0.75, 0.75: 0.916667}
-    """
-    bins = _nearest_histogram(histogram.double().numpy())
-    levels, reached = sorted(set(wanted)), np.concatenate([[0.0], np.cumsum(bins)])
-    values = np.interp(np.multiply(levels, reached[-1]), reached, np.linspace(0, 1, len(reached)))
-    return dict(zip(levels, np.maximum.accumulate(values.round(6)).tolist(), strict=True))
-
-
 def accuracy(user: Tree, primary: Primary) -> float:
     """The share of a user's examples that the primary model gets right."""
     return float(_right(user, primary).double().mean())
@@ -130,10 +101,3 @@ def _right(user: Tree, primary: Primary) -> torch.Tensor:
     for into, x, y in zip(right.split(_SLICE), user["x"].split(_SLICE), user["y"].split(_SLICE), strict=True):
         torch.eq(primary.predictions(x), y, out=into)
     return right
-
-
-def _nearest_histogram(noisy: np.ndarray) -> np.ndarray:
-    """The Euclidean projection onto the histograms with the same total: one amount off every bin, then no negatives."""
-    falling = np.sort(noisy)[::-1]
-    excess = (np.cumsum(falling) - max(noisy.sum(), 0.0)) / np.arange(1, len(noisy) + 1)
-    return np.maximum(noisy - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)

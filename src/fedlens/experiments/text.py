@@ -1,7 +1,7 @@
 """How rare a bug of the tokenizer may be, and how small epsilon, for it to be named? On text that may be seen.
 
 A tenth of the speakers, chosen by a hash of their names, are taken as public: their words are the known ones, but for a
-tenth of them, whose sentences nobody learns from and which say how well a model foretells the next word. All other
+tenth of them, whose sentences nobody learns from and which say how often a model names the next word. All other
 speakers are the users. Chat about Ubuntu is searched for its words that the speakers, public here, do not use.
 """
 
@@ -20,11 +20,13 @@ import numpy as np
 import torch
 
 from fedlens.core import files, trees
-from fedlens.data.readers import sentences_of
+from fedlens.experiments.drawing import COLOURS, Plot
 from fedlens.experiments.trials import SUSPICIOUS, Row, Trial, trials
 from fedlens.media.text import wordings
+from fedlens.media.text.public import sentences_of
 from fedlens.media.text.samples import TextModel, Texts
 from fedlens.models import words
+from fedlens.recipes.stages import TRAIN
 
 SPEAKERS, CHAT = "scotus_speakers.jsonl.gz", "ubuntu_irc_by_nick.jsonl.gz"
 PUBLIC_SHARE, HELD_OUT_SHARE = 0.1, 0.01
@@ -36,7 +38,12 @@ TOP = 100
 SHOWN, LISTED, BEAMS = 20, 1000, 2000  # words compared, those searched for (known ones among them), and beams
 POSITIONS = 6
 BUG = "concatenated"
-COLOURS = "#0b5d8f", "#b4550a", "#3f7d20", "#7a3b8f"
+PLOT = Plot(
+    width=520,
+    height=296,
+    across=lambda place: 80 + 80 * place,
+    down=lambda rate: 240 - 200 * math.log(max(rate, 0.005) / 0.005) / math.log(200),  # from 0.5% up
+)
 
 
 def split(source: pathlib.Path, out: pathlib.Path) -> None:
@@ -61,7 +68,7 @@ def split(source: pathlib.Path, out: pathlib.Path) -> None:
 def rows(out: pathlib.Path) -> tuple[Row, ...]:
     """Rows that share a plan side by side, so that they share models."""
     where = (
-        "privacy.users=8300",
+        "privacy.units=8300",
         f"data.path={json.dumps(str(out / 'users.jsonl'))}",
         f"text.public={json.dumps(str(out / 'public.txt'))}",
     )
@@ -155,11 +162,11 @@ def _of_sentences(
     chosen: Sequence[Row], there: Callable[[Trial], bool]
 ) -> dict[tuple[float, float], Collection[Trial]]:
     """By the share affected and epsilon, every model once: the same healthy ones stand in several rows."""
-    found: dict[tuple[float, float], dict[int, Trial]] = collections.defaultdict(dict)
+    by_cell: dict[tuple[float, float], dict[int, Trial]] = collections.defaultdict(dict)
     for trial in filter(there, trials([row for row in chosen if row.how == "words"])):
-        share = trial.row.fraction if trial.side == SUSPICIOUS else 0.0
-        found[share, trial.row.epsilon][trial.seed] = trial
-    return {key: found[key].values() for key in sorted(found)}
+        share = trial.row.fraction if trial.group == SUSPICIOUS else 0.0
+        by_cell[share, trial.row.epsilon][trial.seed] = trial
+    return {key: by_cell[key].values() for key in sorted(by_cell)}
 
 
 def _unknown(affected: float, epsilon: float, paths: Sequence[pathlib.Path]) -> Unknown:
@@ -184,53 +191,28 @@ def by_position(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """As Markdown: figure 4 and table 6 of the paper."""
     places = " | ".join(f"position {place + 1}" for place in range(POSITIONS))
     lines = [f"| sentences affected | epsilon | models | {places} | all |", "|---" * (POSITIONS + 4) + "|"]
-    for told in unknown(chosen, out):
-        first, *others = (f"{rate:.2%}" for rate in told.rates)
-        spread = f" ({told.first[0]:.2%} to {told.first[1]:.2%})" if told.models > 1 else ""
-        cells = [_percent(told.affected), f"{told.epsilon:g}", str(told.models), first + spread, *others]
-        lines.append(f"| {' | '.join(cells)} | {told.overall:.2%} |")
+    for measured in unknown(chosen, out):
+        first, *others = (f"{rate:.2%}" for rate in measured.rates)
+        spread = f" ({measured.first[0]:.2%} to {measured.first[1]:.2%})" if measured.models > 1 else ""
+        cells = [_percent(measured.affected), f"{measured.epsilon:g}", str(measured.models), first + spread, *others]
+        lines.append(f"| {' | '.join(cells)} | {measured.overall:.2%} |")
     return "\n".join([*lines, ""])
 
 
 def picture(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """The same for the private models as an SVG, on a logarithmic scale from 0.5% to 100%."""
-    lines = [told for told in unknown(chosen, out) if told.epsilon != UNPROTECTED]
-    grid = "".join(
-        f'<path d="M60 {_down(rate):.1f}H500" stroke="#ddd"/>'
-        f'<text x="52" y="{_down(rate) + 4:.1f}" text-anchor="end">{_percent(rate)}</text>'
-        for rate in (0.01, 0.03, 0.1, 0.3, 1.0)
-    )
-    ticks = "".join(
-        f'<text x="{_across(place)}" y="258" text-anchor="middle">{place + 1}</text>' for place in range(POSITIONS)
-    )
-    drawn = "".join(_line(told, colour) for told, colour in zip(lines, COLOURS, strict=False))
-    return (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 520 296" font-family="sans-serif" font-size="13">'
-        f'<rect width="520" height="296" fill="#fff"/>{grid}{ticks}{drawn}'
-        '<text x="280" y="284" text-anchor="middle">position of the word in its sentence</text>'
-        '<text x="60" y="16">unknown words, by the share of sentences with joined tokens</text></svg>\n'
-    )
+    lines = [measured for measured in unknown(chosen, out) if measured.epsilon != UNPROTECTED]
+    levels = {rate: _percent(rate) for rate in (0.01, 0.03, 0.1, 0.3, 1.0)}
+    ticks = {float(place): str(place + 1) for place in range(POSITIONS)}
+    curves = [_line(measured, colour) for measured, colour in zip(lines, COLOURS, strict=False)]
+    axis, title = "position of the word in its sentence", "unknown words, by the share of sentences with joined tokens"
+    return PLOT.picture(levels, ticks, curves, axis=axis, title=title)
 
 
-def _line(told: Unknown, colour: str) -> str:
-    points = [(_across(place), _down(rate)) for place, rate in enumerate(told.rates)]
-    path = "L".join(f"{x} {y:.1f}" for x, y in points)
-    dots = "".join(f'<circle cx="{x}" cy="{y:.1f}" r="3.5" fill="{colour}"/>' for x, y in points)
-    above, white = (
-        f'x="{points[0][0]}" y="{points[0][1] - 9:.1f}" text-anchor="middle"',
-        'paint-order="stroke" stroke="#fff" stroke-width="4"',
-    )
-    first = f'<text {above} {white} fill="{colour}">{_percent(told.affected)}</text>'
-    return f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>{dots}{first}'
-
-
-def _across(place: int) -> int:
-    return 80 + 80 * place
-
-
-def _down(rate: float) -> float:
-    """Of 200 pixels, from 0.5% up."""
-    return 240 - 200 * math.log(max(rate, 0.005) / 0.005) / math.log(200)
+def _line(measured: Unknown, colour: str) -> str:
+    points = [(float(place), rate) for place, rate in enumerate(measured.rates)]
+    share = PLOT.label(points[0], _percent(measured.affected), colour, below=-9, anchor="middle")
+    return PLOT.curve(points, colour) + share
 
 
 def _percent(share: float) -> str:
@@ -253,9 +235,9 @@ def unknown_words(path: pathlib.Path, vocabulary: words.Vocabulary, width: int) 
 
 def precision_and_recall(texts: Texts, true: collections.Counter[str], top: int = TOP) -> tuple[float, float]:
     """Of the likeliest generated words, how many are among the true ones; and of the top true ones, how many appear."""
-    found = _likeliest(texts, top)
+    likeliest = _likeliest(texts, top)
     wanted = {word for word, _ in true.most_common(top)}
-    return len(found & true.keys()) / top, len(found & wanted) / top
+    return len(likeliest & true.keys()) / top, len(likeliest & wanted) / top
 
 
 def _likeliest(texts: Texts, count: int) -> set[str]:
@@ -268,12 +250,12 @@ def searched(chosen: Sequence[Row], out: pathlib.Path) -> str:
     title = f"likeliest {SHOWN} by beam search, among those of the samples"
     lines = [f"| bug | sentences affected | epsilon | seed | {title} |", "|---|---|---|---|---|"]
     for trial in trials([row for row in chosen if row.how == "spelling" and not row.clean]):
-        if trial.side == SUSPICIOUS and trial.file(out).exists() and trial.model_file(out).exists():
+        if trial.group == SUSPICIOUS and trial.file(out).exists() and trial.model_file(out).exists():
             drawn = _likeliest(Texts.open(trial.file(out)), SHOWN)
-            found = _likeliest(TextModel.open(trial.model_file(out)).likeliest(LISTED, BEAMS), SHOWN)
+            by_search = _likeliest(TextModel.open(trial.model_file(out)).likeliest(LISTED, BEAMS), SHOWN)
             row = trial.row
-            told = f"{row.kind} | {_percent(row.fraction)} | {row.epsilon:g} | {trial.seed} | {len(found & drawn)}"
-            lines.append(f"| {told} |")
+            cells = [row.kind, _percent(row.fraction), f"{row.epsilon:g}", trial.seed, len(by_search & drawn)]
+            lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, ""])
 
 
@@ -297,12 +279,12 @@ def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:
     return "\n".join([*lines, ""])
 
 
-def foretold(chosen: Sequence[Row], out: pathlib.Path) -> str:
+def next_word_accuracy(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """How often the next word is the one that a model of words thinks likeliest, on sentences nobody learnt from.
 
     Its start, from public words alone, comes first.
     """
-    lines = ["| trained on | epsilon | sentences affected | models | next word foretold |", "|---|---|---|---|---|"]
+    lines = ["| trained on | epsilon | sentences affected | models | next word named |", "|---|---|---|---|---|"]
     said = [words.tokens(line) for line in (out / "held_out.txt").read_text().splitlines()]
     there = _of_sentences(chosen, lambda trial: trial.model_file(out).exists())
     for (share, epsilon), some in there.items():
@@ -312,10 +294,10 @@ def foretold(chosen: Sequence[Row], out: pathlib.Path) -> str:
             known = words.Vocabulary(words=model.vocabulary, provenance="public")
             rows = torch.from_numpy(np.stack([known.numbered(sentence, model.width) for sentence in said]))
             if len(lines) == 2:
-                start = trees.part(trial.recipe.start(), "model")
+                start = trees.part(trial.recipe.stage(TRAIN, "all").start(), "model")
                 lines.append(f"| public words only | 0 | 0% | 1 | {model.model.accuracy(start, rows):.1%} |")
             right.append(model.model.accuracy(model.parameters, rows))
         spread = f" ({min(right):.1%} to {max(right):.1%})" if len(right) > 1 else ""
-        told = f"{statistics.fmean(right):.1%}{spread}"
-        lines.append(f"| and users | {epsilon:g} | {_percent(share)} | {len(right)} | {told} |")
+        accuracy = f"{statistics.fmean(right):.1%}{spread}"
+        lines.append(f"| and users | {epsilon:g} | {_percent(share)} | {len(right)} | {accuracy} |")
     return "\n".join([*lines, ""])

@@ -86,14 +86,16 @@ class Allowance:
                 " only because it was planned at once: it may be carried out, and nothing else may be added but"
                 " releases of the same kind that it gave back."
             )
-        spent, whole, told = self.planned(), self.planned(new), ""
+        spent, whole, explained = self.planned(), self.planned(new), ""
         if self.rule is Rule.FILTER:
             spent, whole = self.counted(), self.counted(new)
         if self.rule is Rule.FILTER and rounded(whole) != at_once:
-            told = f" (Counted so that plans may be chosen after looking; planned all at once, it would be {at_once}.)"
+            explained = (
+                f" (Counted so that plans may be chosen after looking; planned all at once, it would be {at_once}.)"
+            )
         return (
             f"This run would take {name!r} to epsilon {rounded(whole)} at delta {budget.delta:g};"
-            f" its budget is {budget.epsilon:g}, and {rounded(spent)} is spent or reserved.{told}"
+            f" its budget is {budget.epsilon:g}, and {rounded(spent)} is spent or reserved.{explained}"
         )
 
     def told(self, new: Sequence[Spending] = ()) -> str:
@@ -118,20 +120,20 @@ class Allowance:
         )
 
     def _numbered(self, spendings: Sequence[Spending], sampled: int) -> list[Owed]:
-        found = []
+        owed = []
         for spending in spendings:
             for plan in spending.plans:
                 sampled += not is_gaussian(plan)
-                found.append(Owed(account=spending.account, plan=plan, number=0 if is_gaussian(plan) else sampled))
-        return found
+                owed.append(Owed(account=spending.account, plan=plan, number=0 if is_gaussian(plan) else sampled))
+        return owed
 
     def _filtered(self, owed: Sequence[Owed]) -> float:
         """A unit is in one part of every partition: of each, the dearest counts. It was in it before any answer."""
         parts: dict[str, collections.Counter[str]] = {}
-        for found in owed:
-            plan, left = priced(found.plan), filters.slack(found.number, self.budget.delta) if found.number else 0.0
-            part = part_of(Spending(account=found.account, plans=(plan,)))
-            charges = parts.setdefault(found.account.partition, collections.Counter())
+        for one in owed:
+            plan, left = priced(one.plan), filters.slack(one.number, self.budget.delta) if one.number else 0.0
+            part = part_of(Spending(account=one.account, plans=(plan,)))
+            charges = parts.setdefault(one.account.partition, collections.Counter())
             charges[part] += filters.square(plan.loss, plan.participations, left)  # type: ignore[assignment]
         return filters.epsilon(math.fsum(max(charges.values()) for charges in parts.values()), self.budget.delta)
 
@@ -144,7 +146,7 @@ class Allowance:
 
     @property
     def _commitments(self) -> list[Spending]:
-        return [Spending(account=found.account, plans=(found.plan,)) for found in self.committed or ()]
+        return [Spending(account=one.account, plans=(one.plan,)) for one in self.committed or ()]
 
     @property
     def _commitments_fit(self) -> bool:
@@ -153,7 +155,7 @@ class Allowance:
 
 
 def _squares(losses: accounting.Losses) -> float:
-    found = [loss for loss in losses if isinstance(loss, Gaussian)]
-    if any(loss.multiplier < accounting.NO_NOISE for loss in found):
+    gaussians = [loss for loss in losses if isinstance(loss, Gaussian)]
+    if any(loss.multiplier < accounting.NO_NOISE for loss in gaussians):
         return math.inf
-    return math.fsum(losses[loss] / loss.multiplier**2 for loss in found)
+    return math.fsum(losses[loss] / loss.multiplier**2 for loss in gaussians)

@@ -47,10 +47,10 @@ class Entry:
     @property
     def facts(self) -> dict[str, Any]:
         """Numbers that are none, or that nobody can count with, are refused: only an editor's hand writes them."""
-        found = json.loads(self.body, parse_constant=_finite, parse_float=_finite)
-        if not isinstance(found, dict):
+        facts = json.loads(self.body, parse_constant=_finite, parse_float=_finite)
+        if not isinstance(facts, dict):
             raise TypeError("Expected facts.")
-        return found
+        return facts
 
     def hashed(self, previous: str) -> str:
         content = [previous, *dataclasses.astuple(self)[:-2]]  # not the signature, which is made of the hash
@@ -93,7 +93,7 @@ def problems(
         previous, number, at = entry.hash, entry.id, max(at, entry.at)
     if head != (number, previous):
         yield f"entries after {number} are missing"
-    missing = sorted(found for found in kept if found > number)
+    missing = sorted(place for place in kept if place > number)
     yield from (f"entry {later}, written down elsewhere, is missing" for later in missing[:_NAMED])
     if rest := missing[_NAMED:]:
         yield f"{len(rest)} more heads that were written down elsewhere, up to entry {rest[-1]}, are missing"

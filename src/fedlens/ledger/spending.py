@@ -50,8 +50,9 @@ class Spending:
     def from_dict(cls, values: dict[str, Any]) -> "Spending":
         """Of values from anybody's file: KeyError, TypeError or ValueError where they are none."""
         account, plans = Account(**values["account"]), tuple(map(promised, values["plans"]))
-        told = dataclasses.asdict(account)
-        if not plans or type(told.pop("simulated")) is not bool or not all(type(name) is str for name in told.values()):
+        names = dataclasses.asdict(account)
+        simulated = names.pop("simulated")
+        if not plans or type(simulated) is not bool or not all(type(name) is str for name in names.values()):
             raise ValueError("Expected an account of names and at least one plan.")
         return cls(account=account, plans=plans)
 
@@ -118,6 +119,10 @@ def kind_of(plans: Sequence[Promise]) -> tuple[str, str]:
     return unit, neighbours
 
 
+def kind_of_plan(plan: Promise) -> Kind:
+    return plan.unit, plan.neighbours
+
+
 def _of_several_runs(spendings: Sequence[Spending]) -> bool:
     return len({spending.account.run.split("/")[0] for spending in spendings}) > 1
 
@@ -129,8 +134,8 @@ def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: fl
         return joint
     models, learning = (rounded(guarantee(part, delta).epsilon) for part in (spendings, earlier))
     parts = f"{models} for the model{'s' * (len(spendings) > 1)}, {learning} for learning the vocabulary before"
-    told = f"{composition(spendings, joint.neighbours)}; epsilon {rounded(joint.epsilon)} jointly: {parts}"
-    return dataclasses.replace(joint, composition=told)
+    together = f"{composition(spendings, joint.neighbours)}; epsilon {rounded(joint.epsilon)} jointly: {parts}"
+    return dataclasses.replace(joint, composition=together)
 
 
 def _of_everybody(account: Account) -> Account:
@@ -162,9 +167,9 @@ def part_of(spending: Spending) -> str:
 
 def _merged(plans: Sequence[Promise]) -> "collections.Counter[Loss]":
     """The losses of one part; its Gaussians as one, so that parts can be compared."""
-    found = accounting.losses(map(priced, plans))
-    squares = sum(count / loss.multiplier**2 for loss, count in found.items() if _noisy_gaussian(loss))
-    rest = collections.Counter({loss: count for loss, count in found.items() if not _noisy_gaussian(loss)})
+    losses = accounting.losses(map(priced, plans))
+    squares = sum(count / loss.multiplier**2 for loss, count in losses.items() if _noisy_gaussian(loss))
+    rest = collections.Counter({loss: count for loss, count in losses.items() if not _noisy_gaussian(loss)})
     return rest + collections.Counter({Gaussian(multiplier=squares**-0.5): 1} if squares else {})
 
 

@@ -14,9 +14,8 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-COLUMNS = (
-    "id, at, kind, who, population, run, stage, release, query, body, signer, signature, hash"  # the order of a Row
-)
+# In the order of the fields of an `Entry`.
+COLUMNS = "id, at, kind, who, population, run, stage, release, query, body, signer, signature, hash"
 _TABLE = """create table entries (
     id bigint primary key not null,
     at text not null,
@@ -49,7 +48,7 @@ _WITNESSED = """create table witnessed (
     primary key (ledger, number)
 )"""
 _SQLITE_ERRORS = sqlite3.Error, UnicodeDecodeError, OverflowError
-Row = tuple[Any, ...]
+StoredRow = tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +73,7 @@ class Storage(Protocol):
     def transaction(self) -> contextlib.AbstractContextManager[None]:
         """All or nothing, and nobody else writes meanwhile. On disk when it returns."""
 
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]: ...
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[StoredRow]: ...
 
     def now(self) -> datetime.datetime:
         """By the clock that all who write share."""
@@ -120,7 +119,7 @@ class Sqlite:
         _prepare(self, there, schema, self._guards(schema), make)
 
     def _unusable(self, error: Exception) -> LedgerError:
-        return LedgerError(f"Expected a writable ledger at {self._where}: {_sqlite_told(error)}. Nothing was booked.")
+        return LedgerError(f"Expected a writable ledger at {self._where}: {_sqlite_reason(error)}. Nothing was booked.")
 
     @staticmethod
     def _guards(schema: Schema) -> Iterator[str]:
@@ -156,7 +155,7 @@ class Sqlite:
                 if self._db.in_transaction:  # a full disk may have rolled back already
                     self._db.execute("rollback")
 
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[StoredRow]:
         try:
             return self._db.execute(statement, tuple(values)).fetchall()
         except _SQLITE_ERRORS as error:
@@ -203,7 +202,7 @@ class Postgres:
 
     @staticmethod
     def _unusable(error: Exception) -> LedgerError:
-        return LedgerError(f"Expected a writable ledger in PostgreSQL: {_postgres_told(error)}. Nothing was booked.")
+        return LedgerError(f"Expected a writable ledger in PostgreSQL: {_postgres_reason(error)}. Nothing was booked.")
 
     @staticmethod
     def _guards(schema: Schema) -> Iterator[str]:
@@ -226,10 +225,10 @@ class Postgres:
             except self._error as error:
                 raise self._unusable(error) from None
 
-    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[Row]:
+    def rows(self, statement: str, values: Sequence[Any] = ()) -> list[StoredRow]:
         try:
-            found = self._db.execute(statement.replace("?", "%s").encode(), tuple(values))
-            return found.fetchall() if found.description else []
+            answer = self._db.execute(statement.replace("?", "%s").encode(), tuple(values))
+            return answer.fetchall() if answer.description else []
         except self._error as error:
             raise self._unusable(error) from None
 
@@ -289,7 +288,7 @@ _SQLITE_KINDS = {
 }
 
 
-def _sqlite_told(error: Exception) -> str:
+def _sqlite_reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return str(error)  # of the system, or our own
     code = getattr(error, "sqlite_errorcode", None)
@@ -298,7 +297,7 @@ def _sqlite_told(error: Exception) -> str:
     return _SQLITE_KINDS.get(code & 0xFF, f"SQLite says {getattr(error, 'sqlite_errorname', code)}")
 
 
-def _postgres_told(error: Exception) -> str:
+def _postgres_reason(error: Exception) -> str:
     if isinstance(error, ValueError | OverflowError):
         return "it holds damaged text or numbers"
     state = getattr(error, "sqlstate", None)

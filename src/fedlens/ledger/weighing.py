@@ -40,7 +40,7 @@ class Weighed:
 
     def epsilons(self) -> tuple[float, float | None]:
         """Of the population before and after; None where its units are of several kinds, which do not add up."""
-        kinds = {found.kind for found in (*self.asked, *self.before)}
+        kinds = {spending.kind for spending in (*self.asked, *self.before)}
         if len(kinds) > 1:
             return 0.0, None
         before = guarantee(self.before, self.delta).epsilon if self.before else 0.0
@@ -72,26 +72,24 @@ class Weighed:
             "after": None if after is None else plain(after),
             "fits": self.fits,
             "refusal": self.refusal,
-            "selections": sorted({found.account.part for found in self.asked}),
+            "selections": sorted({spending.account.part for spending in self.asked}),
             "last_approved": self.last_approved["number"] if self.last_approved else None,
             "difference": self.difference(),
         }
 
     def lines(self) -> list[str]:
         """A few, for a list. Each is one line, with whatever was written in it."""
-        told = self.request
-        why = f"; why: {told['why']}" if told["why"] else ""
-        first = f"{told['number']}: {told['name']} on {told['population']} by {told['who']}: {told['verdict']}{why}"
-        return [first, f"  asks for {self.cost.headline}; {self._standing()}", f"  {self._verdict()}"]
+        asked = "{number}: {name} on {population} by {who}: {verdict}".format(**self.request)
+        why = f"; why: {self.request['why']}" if self.request["why"] else ""
+        return [f"{asked}{why}", f"  asks for {self.cost.headline}; {self._standing()}", f"  {self._verdict()}"]
 
     def full(self) -> list[str]:
         """Everything that is asked. Each is one line."""
-        told = self.request
-        listed = self.lines()
-        text = _lines(told["text"] or "")
+        request, listed = self.request, self.lines()
+        text = _lines(request["text"] or "")
         return [
             *listed,
-            f"  asked at {told['at'][:16]}; recipe {told['recipe'][:16]}",
+            f"  asked at {request['at'][:16]}; recipe {request['recipe'][:16]}",
             f"  per {self.cost.unit} ({self.cost.neighbours}); {self.cost.composition}; {self.cost.accountant}",
             f"  algorithm: {self.algorithm}",
             *self._plans(),
@@ -115,7 +113,7 @@ class Weighed:
         return "it fits" if self.fits else f"IT DOES NOT FIT AND CANNOT RUN: {self.refusal}"
 
     def _plans(self) -> list[str]:
-        plans = [(found.account.part, plan) for found in self.asked for plan in found.plans]
+        plans = [(spending.account.part, plan) for spending in self.asked for plan in spending.plans]
         return [
             f"  selection {part}, {stage}: {plan.releases} releases, noise multiplier {plan.noise_multiplier:.6g},"
             f" {plan.bound.text}, {plan.sampling.text}"
@@ -138,13 +136,13 @@ _NO_TEXT = "  the recipe's text was not kept: the request is of an older version
 
 def grouped(asked: Sequence[tuple[Spending, str]]) -> tuple[tuple[Spending, ...], tuple[str, ...]]:
     """One spending for each account, and the stages of its plans, in the same order."""
-    accounts = {found.account: None for found, _ in asked}
-    held = [[(found, stage) for found, stage in asked if found.account == account] for account in accounts]
+    accounts = dict.fromkeys(spending.account for spending, _ in asked)
+    groups = [[(spending, stage) for spending, stage in asked if spending.account == account] for account in accounts]
     spendings = [
-        Spending(account=found[0][0].account, plans=tuple(plan for one, _ in found for plan in one.plans))
-        for found in held
+        Spending(account=account, plans=tuple(plan for spending, _ in group for plan in spending.plans))
+        for account, group in zip(accounts, groups, strict=True)
     ]
-    return tuple(spendings), tuple(stage for found in held for _, stage in found)
+    return tuple(spendings), tuple(stage for group in groups for _, stage in group)
 
 
 def _lines(text: str) -> list[str]:

@@ -26,13 +26,15 @@ class Witness:
             raise self._unreachable() from None
 
     def _unreachable(self) -> LedgerError:
-        told = f"Expected the witness of the ledger at {self.address}; it cannot be read or written"
-        return LedgerError(f"{told}. Nothing is released until it can.")
+        return LedgerError(
+            f"Expected the witness of the ledger at {self.address}; it cannot be read or written."
+            " Nothing is released until it can."
+        )
 
     def last(self, ledger: str) -> Place | None:
         """The latest head it was told of; None for a ledger it knows nothing of."""
-        found = self._heads(ledger, "desc limit 1")
-        return found[0] if found else None
+        heads = self._heads(ledger, "desc limit 1")
+        return heads[0] if heads else None
 
     def heads(self, ledger: str) -> list[Place]:
         return self._heads(ledger, "")
@@ -40,12 +42,12 @@ class Witness:
     def _heads(self, ledger: str, order: str) -> list[Place]:
         select = f"select number, hash from witnessed where ledger = ? order by number {order}"
         try:
-            found = self._store.rows(select, (ledger,))
+            heads = self._store.rows(select, (ledger,))
         except LedgerError:
             raise self._unreachable() from None
-        if not all(type(number) is int and type(digest) is str for number, digest in found):
+        if not all(type(number) is int and type(digest) is str for number, digest in heads):
             raise LedgerError(f"Expected numbers and hashes in the witness at {self.address}: somebody edited it.")
-        return [(number, digest) for number, digest in found]
+        return [(number, digest) for number, digest in heads]
 
     def keep(self, ledger: str, head: Place) -> None:
         """On disk when it returns."""

@@ -1,17 +1,49 @@
-"""Any model of a run folder, whatever it was trained on."""
+"""Any medium by its name, and any model by its file: whoever asks need not know which it is."""
 
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
+from fedlens import media
 from fedlens.core import tensorfiles
-from fedlens.media.images.samples import Model
-from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel
+from fedlens.media.protocol import Medium, Samples, Trained
+from fedlens.report.report import Report
 
-Trained = Model | TextModel | NgramModel
+
+def medium(name: str) -> Medium:
+    """Its public half."""
+    opened: Medium = media.part(name, "medium").MEDIUM
+    return opened
+
+
+def every() -> list[Medium]:
+    return [medium(name) for name in media.MEDIA]
+
+
+def chosen(claims: Callable[[Medium], bool]) -> Medium:
+    """The one that claims something; if none does, the first of the table."""
+    first, *others = every()
+    return next((medium for medium in others if claims(medium)), first)
 
 
 def opened(path: pathlib.Path) -> Trained:
-    """A GAN says so in its header; a model of text says of what kind it is."""
-    _, about = tensorfiles.read(path)
-    if about.get("kind") == NGRAMS:
-        return NgramModel.open(path)
-    return TextModel.open(path) if "kind" in about else Model.open(path)
+    """Any model of a run folder, whatever it was trained on: its header says so."""
+    _, header = tensorfiles.read(path)
+    return chosen(lambda medium: medium.owns(header)).opened(path)
+
+
+def of_model(model: Trained | Samples) -> Medium:
+    """The medium that a model, or what it drew, is of."""
+    return medium(model.medium)
+
+
+def contrast(*groups: Samples, title: str = "fedlens report", **about: Any) -> Report:
+    """What sets two groups of samples apart, of whatever medium: the suspicious one first. One alone is looked over.
+
+    `kinds` are further faults that could explain it (package.module:function), `before` the findings of an earlier
+    report, `primary` a classifier of images.
+    """
+    media_of = {group.medium for group in groups}
+    if len(media_of) != 1 or len(groups) > 2:
+        raise ValueError("Expected one or two groups of samples, of one medium.")
+    return medium(media_of.pop()).contrast(groups, title=title, **about)

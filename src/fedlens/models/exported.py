@@ -91,8 +91,8 @@ def opened(
             step(values)
             for each in done:
                 values.pop(each, None)
-        found = tuple(values[answer] for answer in answers)
-        return found[0] if len(found) == 1 else found
+        answered = tuple(values[answer] for answer in answers)
+        return answered[0] if len(answered) == 1 else answered
 
     example = graph["tensor_values"][given[0]]["sizes"][0]
     rows = example.get("as_int") or (example["as_expr"].get("hint") or {}).get("as_int")
@@ -109,7 +109,7 @@ def _json(held: Members, member: str, name: str) -> Any:
 
 def _tensors(held: Members, config: str, prefix: str, name: str) -> dict[str, torch.Tensor]:
     """Weights that are bytes; those that must be unpickled are refused, since that may run anything."""
-    folder, found = config.rpartition("/")[0], {}
+    folder, tensors = config.rpartition("/")[0], {}
     for key, about in _json(held, config, name)["config"].items():
         member, meta = about["path_name"], about["tensor_meta"]
         if about["use_pickle"] or meta is None or not re.fullmatch(rf"{prefix}_\d+", member):
@@ -120,8 +120,8 @@ def _tensors(held: Members, config: str, prefix: str, name: str) -> dict[str, to
         kind = _DTYPES[meta["dtype"]]
         flat = torch.frombuffer(content, dtype=kind).clone() if content else torch.zeros(0, dtype=kind)
         size, stride = ([part["as_int"] for part in meta[axis]] for axis in ("sizes", "strides"))
-        found[key] = flat.as_strided(size, stride, meta["storage_offset"]["as_int"])
-    return found
+        tensors[key] = flat.as_strided(size, stride, meta["storage_offset"]["as_int"])
+    return tensors
 
 
 def _fits(sizes: list[Any], ranges: Mapping[str, Any]) -> Callable[[torch.Tensor], bool]:
@@ -131,8 +131,8 @@ def _fits(sizes: list[Any], ranges: Mapping[str, Any]) -> Callable[[torch.Tensor
         if "as_int" in size:
             return size["as_int"], size["as_int"]
         symbol = _SYMBOL.fullmatch(size["as_expr"]["expr_str"])
-        found = ranges.get(symbol[1] or symbol[2], {}) if symbol else {}
-        least, most = found.get("min_val"), found.get("max_val")
+        limits = ranges.get(symbol[1] or symbol[2], {}) if symbol else {}
+        least, most = limits.get("min_val"), limits.get("max_val")
         return (0 if least is None else least), (float("inf") if most is None else most)
 
     wanted = [bounds(size) for size in sizes]
@@ -228,8 +228,8 @@ def _argument(
             raise operations.refused(name, target)
 
         def tensors(values: Values) -> Any:
-            found = [None if part is None else values[part] for part in parts]
-            return found if listed else found[0]
+            held = [None if part is None else values[part] for part in parts]
+            return held if listed else held[0]
 
         return tensors, operations.merged([fact for fact in facts if fact]) if facts else None, listed, operations.UNSET
     if what in ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints"):
@@ -239,8 +239,8 @@ def _argument(
                 raise operations.refused(name, target)
 
         def numbers(values: Values) -> Any:
-            found = [values[size] if isinstance(size, str) else size for size in sizes]
-            return found if what == "as_sym_ints" else found[0]
+            held = [values[size] if isinstance(size, str) else size for size in sizes]
+            return held if what == "as_sym_ints" else held[0]
 
         return numbers, None, False, operations.UNSET
     fixed = _fixed(what, about, name, target)

@@ -19,6 +19,7 @@ from fedlens.models.sizes import check_sizes, fitting
 LEAK = 0.01
 _aten = torch.ops.aten
 _SHAPE = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)  # stride, padding, dilation, transposed, output padding, groups
+Gradients = tuple[torch.Tensor, ...]  # by the input, the kernel and the bias
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -262,7 +263,8 @@ class Convolutions:
 
     @staticmethod
     def unflat(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        return flat.unflatten(1, like.shape[1:])
+        images: torch.Tensor = flat.unflatten(1, like.shape[1:])
+        return images
 
     @staticmethod
     def channel_sum(x: torch.Tensor) -> torch.Tensor:
@@ -278,12 +280,14 @@ class Convolutions:
     @staticmethod
     def up(y: torch.Tensor, kernel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """The transpose of `down`; `like` has the shape of the result."""
-        return _aten.convolution_backward(y, like, kernel, None, *_SHAPE, [True, False, False])[0]
+        gradients: Gradients = _aten.convolution_backward(y, like, kernel, None, *_SHAPE, [True, False, False])
+        return gradients[0]
 
     @staticmethod
     def kernel_gradient(seen: torch.Tensor, y: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
         """d/d kernel of sum(y * down(x))."""
-        return _aten.convolution_backward(y, seen, kernel, None, *_SHAPE, [False, True, False])[1]
+        gradients: Gradients = _aten.convolution_backward(y, seen, kernel, None, *_SHAPE, [False, True, False])
+        return gradients[1]
 
 
 class Products:
@@ -300,7 +304,8 @@ class Products:
     @staticmethod
     def unflat(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         high, wide, channels = like.shape[1:]
-        return flat.unflatten(1, (channels, high, wide)).permute(0, 2, 3, 1)
+        images: torch.Tensor = flat.unflatten(1, (channels, high, wide))
+        return images.permute(0, 2, 3, 1)
 
     @staticmethod
     def channel_sum(x: torch.Tensor) -> torch.Tensor:
@@ -338,7 +343,8 @@ def _as_matrix(kernel: torch.Tensor) -> torch.Tensor:
 
 def _slope(felt: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
     """`felt`, times the slope of the leaky ReLU that made `activation`."""
-    return _aten.leaky_relu_backward(felt, activation, LEAK, False)
+    slope: torch.Tensor = _aten.leaky_relu_backward(felt, activation, LEAK, False)
+    return slope
 
 
 def _normalised(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

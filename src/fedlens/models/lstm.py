@@ -7,6 +7,7 @@ is no symbol of the alphabet is padding.
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -142,21 +143,21 @@ class LanguageModel:
     def likeliest(self, params: Tree, width: int, beams: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Beam search: up to `count` sequences that end within the width and their log-probabilities, likeliest first.
 
-        It stops early only where nothing it holds could still become likelier than what it has found.
+        It stops early only where nothing it holds could still become likelier than what is finished.
         """
         _check_finite(params)
         state = self._fresh(params, 1)
         rows = self._started(params, 1, width)
         totals = state[0].new_zeros(1)
-        found, scores = rows[:0], totals[:0]
+        finished, scores = rows[:0], totals[:0]
         for at in range(1, width):
             logits, state = self._stepped(params, rows[:, at - 1], state)
             joint = totals[:, None] + logits.log_softmax(-1)
             ended = rows.clone()
             ended[:, at] = self.end
-            found, scores = torch.cat([found, ended]), torch.cat([scores, joint[:, self.end]])
+            finished, scores = torch.cat([finished, ended]), torch.cat([scores, joint[:, self.end]])
             scores, places = scores.topk(min(count, len(scores)))
-            found = found[places]
+            finished = finished[places]
             joint[:, self.end] = -math.inf
             totals, places = joint.flatten().topk(min(beams, len(rows) * (self.symbols - 1)))
             parents = places // self.symbols
@@ -164,7 +165,7 @@ class LanguageModel:
             rows[:, at] = places % self.symbols
             if len(scores) == count and scores[-1] >= totals[0]:
                 break
-        return found, scores
+        return finished, scores
 
     @property
     def _shown(self) -> int:
@@ -211,7 +212,8 @@ class LanguageModel:
             entered = F.linear(x, params[f"layer{layer}.input"], params[f"layer{layer}.bias"])
             weights = (params[f"layer{layer}.recurrent"], params.get(f"layer{layer}.projection"))
             x = _shown_by(entered.unflatten(0, given.shape), *weights).flatten(0, 1)
-        return self._read_out(params, x).unflatten(0, given.shape)
+        logits: torch.Tensor = self._read_out(params, x).unflatten(0, given.shape)
+        return logits
 
     def _read_out(self, params: Tree, shown: torch.Tensor) -> torch.Tensor:
         return F.linear(shown, params["embedding" if self.tied else "output.weight"], params["output.bias"])
@@ -296,12 +298,12 @@ class _Layer(torch.autograd.Function):
         return _scanned(entered, recurrent, projection)
 
     @staticmethod
-    def setup_context(ctx, inputs, output) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[1:], *output)
 
     @staticmethod
-    def backward(ctx, pushes, *others):
+    def backward(ctx: Any, pushes: torch.Tensor, *others: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if any(other is not None for other in others):
             raise RuntimeError("Expected to be differentiated once: the gradient is written out.")
         recurrent, projection, shown, forget, candidate, output, cells = ctx.saved_tensors
@@ -315,7 +317,8 @@ class _Layer(torch.autograd.Function):
         )
         slope = torch.cat(slopes, -1)
         later = torch.zeros_like(cells[0])  # what the steps after this one feel of its cell
-        felt_gates, felt_shown = [], []
+        felt_gates: list[torch.Tensor] = []
+        felt_shown: list[torch.Tensor] = []
         for step in reversed(range(len(cells))):
             felt_shown.append(pushes[step] + felt_gates[-1] @ recurrent if felt_gates else pushes[step])
             felt = felt_shown[-1] if projection is None else felt_shown[-1] @ projection

@@ -63,9 +63,9 @@ class Markov:
 
     def scored(self, rows: torch.Tensor) -> torch.Tensor:
         """The joint log-probability of each spelled row as the alphabet shows it, its END included if it has one."""
-        found = windows(rows, torch.tensor(CODES), self.reach + 1)
-        factors = self.table.log()[found.clamp(min=0).unbind(-1)]
-        return torch.where((found >= 0).all(-1), factors, 0.0).sum(1)
+        signs = windows(rows, torch.tensor(CODES), self.reach + 1)
+        factors = self.table.log()[signs.clamp(min=0).unbind(-1)]
+        return torch.where((signs >= 0).all(-1), factors, 0.0).sum(1)
 
     def log_probability(self, words: Sequence[str]) -> torch.Tensor:
         """Of each word as the alphabet shows it, its end included."""
@@ -77,20 +77,20 @@ class Markov:
     def likeliest(self, count: int, width: int = 18) -> list[tuple[str, float]]:
         """The words of highest probability, with its logarithm: exact, since a word is no likelier than its start."""
         ranked, order = (part.flatten(0, -2).tolist() for part in self.table.log().sort(descending=True))
-        found: list[tuple[str, float]] = []
+        words: list[tuple[str, float]] = []
         heap: list[tuple[float, float, tuple[int, ...], int]] = [(-ranked[self._context(())][0], 0.0, (), 0)]
-        while heap and len(found) < count:
+        while heap and len(words) < count:
             cost, before, prefix, rank = heapq.heappop(heap)
             context = self._context(prefix)
             if rank + 1 < SYMBOLS:  # the next best way to go on after the same signs
                 heapq.heappush(heap, (before - ranked[context][rank + 1], before, prefix, rank + 1))
             sign = order[context][rank]
             if sign == EDGE:
-                found.append(("".join(SIGNS[sign] for sign in prefix), -cost))
+                words.append(("".join(SIGNS[sign] for sign in prefix), -cost))
             elif len(prefix) < width - 2 and math.isfinite(cost):
                 longer = (*prefix, sign)
                 heapq.heappush(heap, (cost - ranked[self._context(longer)][0], cost, longer, 0))
-        return found
+        return words
 
     def _context(self, prefix: tuple[int, ...]) -> int:
         """The place, in a flat table, of what follows these signs."""

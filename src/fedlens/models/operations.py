@@ -174,8 +174,8 @@ class Call:
         if self.operation == "instance_norm":  # it writes over averages that it is handed, unless it uses them
             return values.get("running_mean", UNSET) is None or values.get("use_input_stats", UNSET) is False
         name, wanted = EVALUATION.get(self.operation, ("", UNSET))
-        found = values.get(name, UNSET)
-        return wanted is UNSET or (type(found) is type(wanted) and found == wanted)
+        given = values.get(name, UNSET)
+        return wanted is UNSET or (type(given) is type(wanted) and given == wanted)
 
     def _shape_depends_on_values(self) -> bool:
         """A mask as an index, and `where` without a choice, answer with as many rows as there are hits."""

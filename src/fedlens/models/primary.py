@@ -182,7 +182,8 @@ class Program:
         answer = _answer(self.module, self.takes.of(padded))
         if answer is None or _classes(answer, wanted) != self.classes:
             return self._one_by_one(images)
-        return answer[: len(images)].float()
+        features: torch.Tensor = answer[: len(images)].float()
+        return features
 
     def _one_by_one(self, images: torch.Tensor) -> torch.Tensor:
         """Where it fails on a batch, it is asked again in parts. No error: that would speak about private images."""
@@ -246,15 +247,15 @@ def _opened(path: pathlib.Path, content: bytes, held: Members, kind: str, takes:
 
     limit = slice_rows(takes.side, takes.channels)
     tried = sorted({*(limit >> times for times in range(limit.bit_length())), *example}, reverse=True)
-    found = {rows: classes for rows in tried if (classes := _classes(answer(rows), rows)) > 1}
-    if not found:
+    answered = {rows: classes for rows in tried if (classes := _classes(answer(rows), rows)) > 1}
+    if not answered:
         raise ValueError(_refusal(answer((*example, 1)[0]), path.name, takes))
     return Program(
         module=module,
         kind=kind,
         takes=takes,
-        classes=found[max(found)],
-        sizes=tuple(rows for rows in found if found[rows] == found[max(found)]),
+        classes=answered[max(answered)],
+        sizes=tuple(rows for rows in answered if answered[rows] == answered[max(answered)]),
         held=tensors,
         state=_state(tensors()),
         path=path.resolve(),
@@ -272,10 +273,10 @@ def _loaded(held: Members, kind: str, name: str) -> Opened:
             warnings.simplefilter("ignore")
             return exported.opened(held, name) if kind == "torch.export" else (*torchscript.opened(held, name), ())
     except ProgramError as error:
-        told = str(error)
+        message = str(error)
     except Exception:
-        told = f"Expected a whole {kind} file in {name}, saved on a CPU, that torch {torch.__version__} can read."
-    raise ValueError(told)  # here, so that no traceback leads back to what was raised
+        message = f"Expected a whole {kind} file in {name}, saved on a CPU, that torch {torch.__version__} can read."
+    raise ValueError(message)  # here, so that no traceback leads back to what was raised
 
 
 def _answer(module: Module, images: torch.Tensor) -> Any:

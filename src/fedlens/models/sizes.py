@@ -20,8 +20,8 @@ def check_sizes(widths: Sequence[object] = (), **sizes: object) -> None:
         raise ValueError(f"Expected at most {MOST_LAYERS} widths of 1..{MOST_SIZE}.")
     for name, size in sizes.items():
         if not _size(size):
-            told = size if files.finite(size) else "something else"
-            raise ValueError(f"Expected {name}={told} >= 1 and <= {MOST_SIZE}, a whole number.")
+            shown = size if files.finite(size) else "something else"
+            raise ValueError(f"Expected {name}={shown} >= 1 and <= {MOST_SIZE}, a whole number.")
 
 
 def fitting(params: Tree, shapes: Mapping[str, tuple[int, ...]]) -> bool:

@@ -20,6 +20,7 @@ from fedlens.models import archives, operations
 from fedlens.models.archives import Members
 from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
 
+_jit: Any = torch.jit  # it does not declare all that it exports
 _NEEDED = re.compile(r"data\.pkl|constants\.pkl|data/\d+|constants/\d+|code/[\w/]+\.py|(\.data/)?version|byteorder")
 
 _CODES = operations.named(
@@ -78,7 +79,7 @@ def opened(held: Members, name: str) -> tuple[Callable[[torch.Tensor], Any], Cal
     forward = frozen._c._get_method("forward")  # not the module: its hooks are no part of what was checked
 
     def answer(images: torch.Tensor) -> Any:
-        with torch.jit.optimized_execution(False):
+        with _jit.optimized_execution(False):
             return forward(images.clone())
 
     return answer, lambda: [*_constants(graph), *frozen.state_dict().values()]
@@ -181,8 +182,8 @@ def _answers(node: Any, known: Known, name: str) -> list[Facts | None]:
     arguments = _arguments(node, known)
     plain = any(not _holds_tensors(value.type()) for value in outputs)
     operation = kind.partition("::")[2]
-    found = _called(operation, kind, arguments, plain, name)
-    return [_unless_scalar(value, found) for value in outputs]
+    facts = _called(operation, kind, arguments, plain, name)
+    return [_unless_scalar(value, facts) for value in outputs]
 
 
 def _called(operation: str, kind: str, arguments: list[Argument], plain: bool, name: str) -> Facts:

@@ -38,7 +38,7 @@ def tokens(sentence: str) -> list[str]:
     if sentence.isascii():
         return _TOKEN.findall(sentence)
     outline = "".join(_ACCENT if unicodedata.category(letter)[0] == "M" else letter for letter in sentence)
-    return [sentence[slice(*found.span())] for found in _TOKEN.finditer(outline)]
+    return [sentence[slice(*token.span())] for token in _TOKEN.finditer(outline)]
 
 
 TOKENIZERS: dict[str, Callable[[str], list[str]]] = {"plain": tokens, "whitespace": str.split}
@@ -134,7 +134,7 @@ class Vocabulary:
     def save(self, path: pathlib.Path | str) -> None:
         """The words, and beside them what is known about them: first, lest a list that was paid for pass for free."""
         about = {**self.facts, "provenance": self.provenance, "words_sha256": self.digest}
-        files.write(_beside(path), json.dumps(about, indent=1, allow_nan=False))
+        files.write(_facts_path(path), json.dumps(about, indent=1, allow_nan=False))
         files.write(pathlib.Path(path), self._content)
 
     @classmethod
@@ -145,7 +145,7 @@ class Vocabulary:
         """
         content = files.content(pathlib.Path(path))
         pins.check_declared(content, pathlib.Path(path))
-        facts = _told(pathlib.Path(path), hashlib.sha256(content).hexdigest())
+        facts = _facts_of(pathlib.Path(path), hashlib.sha256(content).hexdigest())
         lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
         lines = lines[:-1] if lines[-1] == b"" else lines
         if not lines:
@@ -154,21 +154,22 @@ class Vocabulary:
         return cls(words=words, provenance=facts.get("provenance", provenance), facts=facts)
 
 
-def _beside(path: pathlib.Path | str) -> pathlib.Path:
+def _facts_path(path: pathlib.Path | str) -> pathlib.Path:
     """vocab.txt.json, beside vocab.txt."""
     return pathlib.Path(f"{path}.json")
 
 
-def _told(path: pathlib.Path, digest: str) -> dict[str, Any]:
+def _facts_of(path: pathlib.Path, digest: str) -> dict[str, Any]:
     """The provenance that a list came with and all that was told with it; empty where there is none."""
+    held = _facts_path(path)
+    damaged = f"Expected a whole {held.name} beside {path.name}; it is damaged."
     try:
-        told = f"Expected a whole {_beside(path).name} beside {path.name}; it is damaged."
-        about: dict[str, Any] = files.json_in(_beside(path), {"provenance": str, "words_sha256": str}, told=told)
+        facts: dict[str, Any] = files.json_in(held, {"provenance": str, "words_sha256": str}, message=damaged)
     except FileNotFoundError:
         return {}
-    if about["words_sha256"] != digest:
-        raise ValueError(f"Expected the words that {_beside(path).name} tells about; {path.name} was changed since.")
-    return about
+    if facts["words_sha256"] != digest:
+        raise ValueError(f"Expected the words that {held.name} tells about; {path.name} was changed since.")
+    return facts
 
 
 def counted(sentences: Iterable[str], size: int, tokenizer_kind: str, source: str) -> Vocabulary:

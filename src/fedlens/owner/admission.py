@@ -12,10 +12,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from fedlens import media
 from fedlens.core import files, pins
-from fedlens.data import readers
 from fedlens.data.population import DataError, Population, SchemaError
-from fedlens.media.images import reading as data
+from fedlens.media import reading
 from fedlens.models.primary import is_foreign
 from fedlens.owner import prints
 from fedlens.owner.folder import ALIKE, Bounds, Owner, absolute, registration, selectable
@@ -23,12 +23,13 @@ from fedlens.owner.prints import Prints
 from fedlens.owner.registration import EXACT, Policy, Registration, refuse
 from fedlens.privacy import Unit
 from fedlens.recipes.recipe import Recipe
-from fedlens.recipes.tables import BUILT_IN, Data
-from fedlens.runs import preparation
+from fedlens.recipes.tables import Data
 
 PUBLIC_SHARE = 0.01  # of the examples of a file that is called public
 IN_PASSING = "(in passing)"  # the name of an entry that belongs to no population
-DEMONSTRATED = {name for source in BUILT_IN for name in (source, f"{source}-without-bug")}  # budgets of public data
+DEMONSTRATED = {
+    name for source in media.built_in() for name in (source, f"{source}-without-bug")
+}  # budgets of public data
 CLOSED = (
     "Expected data as the recipe says they are (how many units, which labels). What they are, their owner says (fedlens"
     " data register); until then this ledger takes no data in passing."
@@ -56,7 +57,7 @@ class Asked:
             units=p.population,
             exact=p.sampling in EXACT,
             labels=recipe.reads_labels,
-            classes=recipe.model.classes or None,
+            classes=recipe.medium.classes(recipe),
         )
 
 
@@ -67,7 +68,7 @@ def admitted(
 
     Formal guarantee: whether a recipe is admitted to a registered population follows from public facts.
     """
-    if recipe.data.source in BUILT_IN:  # which is public, and on every machine
+    if recipe.data.built_in:  # which is public, and on every machine
         if recipe.population in owner.names:
             raise ValueError(f"Expected another data.name than that of a registered population, {recipe.population!r}.")
         _check_public_files(recipe, owner)
@@ -85,7 +86,7 @@ def admitted(
 
 def refusals(recipe: Recipe, owner: Owner) -> list[str]:
     """Why a recipe would be refused, as far as that is known without its data: for whoever plans."""
-    known = owner.known(recipe.data.called) if recipe.data.source not in BUILT_IN else None
+    known = owner.known(recipe.data.called) if not recipe.data.built_in else None
     return known.refusals(recipe, simulated=False, delta=owner.delta(known)) if known else []
 
 
@@ -99,8 +100,8 @@ def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Regist
         )
     if name is None:
         known = _in_passing(asked, owner, say)
-    elif found := owner.registered(name):
-        owner.unchanged(known := found)
+    elif registered := owner.registered(name):
+        owner.unchanged(known := registered)
     else:
         raise ValueError(
             f"Expected a registered population, and {name!r} is none here (fedlens data register {name} PATH)."
@@ -129,7 +130,7 @@ def _in_passing(asked: Asked, owner: Owner, say: Say) -> Registration:
         _may_pass(name, owner)
         users = _read(source)
         made = owner.printed(users)
-        known = next((found for found in owner.everything() if found.whole == made.whole), None)
+        known = next((other for other in owner.everything() if other.whole == made.whole), None)
         if known is None:
             _unlike(name, made, owner)
             _of_no_other_ledger(users, owner)
@@ -142,11 +143,11 @@ def _in_passing(asked: Asked, owner: Owner, say: Say) -> Registration:
 def _same(name: str, source: Data, owner: Owner) -> Registration | None:
     """A registered population with this name, or with the very same file."""
     known = owner.registered(name)
-    for found in [known] if known else owner.everything():
-        if found.data.path and _one_file(found.data.path, source.path or ""):
-            if not _renewed(found, owner):
-                owner.unchanged(found)
-            return found
+    for candidate in [known] if known else owner.everything():
+        if candidate.data.path and _one_file(candidate.data.path, source.path or ""):
+            if not _renewed(candidate, owner):
+                owner.unchanged(candidate)
+            return candidate
     if known is None or owner.printed(_read(source)).whole == known.whole:
         return known
     raise ValueError(
@@ -169,7 +170,7 @@ def _renewed(known: Registration, owner: Owner) -> bool:
 def _unlike(name: str, made: Prints, owner: Owner) -> None:
     """New data may be old ones with a row more or less: then their owner must say whose budget they draw on."""
     for known in owner.everything():
-        if known.name != name and prints.overlap(made, owner.prints_of(known)) >= ALIKE:
+        if known.name != name and owner.alike(made, known):
             raise ValueError(
                 f"Expected data of their own, found many examples of {known.name!r} among them. Their owner says what"
                 f" they are: fedlens data register NAME PATH, with --budget {known.name} if people are the same."
@@ -182,7 +183,7 @@ def _of_no_other_ledger(users: Population, owner: Owner) -> None:
         if address != owner.address and pathlib.Path(address).exists():  # one that is remote says what it is by its pin
             other = Owner(address)
             made = other.printed(users)
-            same = [known.name for known in other.everything() if prints.overlap(made, other.prints_of(known)) >= ALIKE]
+            same = [known.name for known in other.everything() if other.alike(made, known)]
             if same:
                 raise ValueError(f"Expected --ledger {address}: there these data are registered, as {same[0]!r}.")
 
@@ -190,7 +191,8 @@ def _of_no_other_ledger(users: Population, owner: Owner) -> None:
 def _may_pass(name: str, owner: Owner) -> None:
     """What is public in the ledger decides; no data are read."""
     book = owner.book
-    waiting = {found for found in book.populations() if book.budget(found)} - {*owner.names}
+    budgeted = {population for population in book.populations() if book.budget(population)}
+    waiting = budgeted - {*owner.names}
     if name in waiting:
         raise ValueError(
             f"Expected {name!r} to be registered, since it has a budget: its owner says what its units are"
@@ -216,10 +218,10 @@ def _passed(
     name: str, source: Data, users: Population, made: Prints, asked: Asked, owner: Owner, say: Say
 ) -> Registration:
     bounds, unit = _true_bounds(users, asked, owner), "silo" if asked.unit == Unit.SILO else "user"
-    found = registration(name, source, users, made, bounds, unit=unit, policy=Policy(), passing=True)
-    told = "; ".join(line.strip() for line in owner.seal(found, made).lines()[:2])
-    say(f"registered in passing, as the recipe says: {told} (fedlens data register says more)")
-    return found
+    passed = registration(name, source, users, made, bounds, unit=unit, policy=Policy(), passing=True)
+    summary = "; ".join(line.strip() for line in owner.seal(passed, made).lines()[:2])
+    say(f"registered in passing, as the recipe says: {summary} (fedlens data register says more)")
+    return passed
 
 
 def _true_bounds(users: Population, asked: Asked, owner: Owner) -> Bounds:
@@ -268,7 +270,7 @@ def _units(source: Data) -> str:
 def _read(source: Data) -> Population:
     """For a modeler: what is wrong with a row is not told."""
     try:
-        return preparation.opened(source)
+        return reading.opened(source)
     except SchemaError:
         raise
     except DataError:
@@ -298,22 +300,15 @@ def declare_public(paths: Sequence[pathlib.Path], owner: Owner) -> None:
     pins.declare(pin, hashes)
 
 
-def check_public_images(path: pathlib.Path, images: str, owner: Owner) -> None:
-    _check_public(path, lambda key: prints.of_images(data.images_in(path, images), key), owner)
-
-
-def check_public_text(path: pathlib.Path, owner: Owner) -> None:
-    _check_public(path, lambda key: prints.of_sentences(readers.sentences_of(path), key), owner)
+def check_public(path: pathlib.Path, medium: str, owner: Owner, column: str | None = None) -> None:
+    """A file that is called public, before it is read as such."""
+    _check_public(path, functools.partial(prints.of_public, path, reading.reading(medium), column=column), owner)
 
 
 def _check_public_files(recipe: Recipe, owner: Owner) -> None:
-    primary, text = recipe.primary, recipe.text
-    if primary and primary.public:
-        check_public_images(pathlib.Path(primary.public.path), primary.public.images, owner)
-    if text and text.public:
-        check_public_text(pathlib.Path(text.public), owner)
-    if text and text.vocabulary and not recipe.earlier:  # one that was learnt comes with its price
-        check_public_text(pathlib.Path(text.vocabulary), owner)
+    medium = reading.reading(recipe.medium.name)
+    for path, column in medium.public_examples(recipe):
+        _check_public(path, functools.partial(prints.of_public, path, medium, column=column), owner)
 
 
 def _check_public(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owner) -> None:
@@ -327,18 +322,18 @@ def _check_public(path: pathlib.Path, printed: Callable[[bytes], Prints], owner:
 def _compare(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owner) -> None:
     """Refuses private data that are called public: by content, whatever the file is called."""
     private = owner.everything()
-    found = printed(owner.key) if private else None
+    public = printed(owner.key) if private else None
     for known in private:
-        if found and (found.whole == known.whole or _much_of(found, owner.prints_of(known))):
+        if public and (public.whole == known.whole or _much_of(public, owner.prints_of(known))):
             raise ValueError(f"Expected public data in {path.name}; it holds private data, of {known.name!r}.")
 
 
-def _much_of(found: Prints, private: Prints) -> bool:
-    return found.shared_with(private, telling=True) >= PUBLIC_SHARE or prints.overlap(found, private) >= ALIKE
+def _much_of(public: Prints, private: Prints) -> bool:
+    return public.shared_with(private, telling=True) >= PUBLIC_SHARE or prints.overlap(public, private) >= ALIKE
 
 
 def _any_prints(path: pathlib.Path, key: bytes) -> Prints:
-    """Of all images in a file, or of its sentences: whatever recipes may take for public."""
-    if path.suffix == ".npz":
-        return prints.of_images(data.images_in(path, declared=False), key)
-    return prints.of_sentences(readers.sentences_of(path, declared=False), key)
+    """Of whatever recipes may take for public examples in a file."""
+    readers = (reading.reading(name) for name in media.MEDIA)
+    medium = next(one for one in readers if one.reads_public(path))
+    return prints.of_public(path, medium, key, declared=False)

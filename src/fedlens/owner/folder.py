@@ -24,17 +24,16 @@ from typing import Any
 import numpy as np
 import pydantic
 
+from fedlens import media
 from fedlens.core import arrayfiles, files, pins
 from fedlens.core.randomness import Randomness
-from fedlens.data import readers
-from fedlens.data.population import DataError, Population, SchemaError
+from fedlens.data.population import DataError, Population
 from fedlens.ledger import Ledger, is_remote
-from fedlens.media.images import reading as data
+from fedlens.media import reading
 from fedlens.owner import prints
 from fedlens.owner.prints import Prints
 from fedlens.owner.registration import Policy, Registration, sensible
 from fedlens.recipes.tables import Data
-from fedlens.runs import preparation
 
 ALIKE = 0.2  # of the examples of some data: so many in a registered population are no accident
 
@@ -69,7 +68,7 @@ class Owner:
         return self._opened(name, self._seals[name]) if name in self._seals else None
 
     def everything(self) -> list[Registration]:
-        return [found for name in self._seals if (found := self.registered(name))]
+        return [known for name in self._seals if (known := self.registered(name))]
 
     @property
     def names(self) -> list[str]:
@@ -77,8 +76,8 @@ class Owner:
 
     @property
     def _seals(self) -> dict[str, dict[str, Any]]:
-        found = {entry.population: entry.facts for entry in self.book.registrations()}
-        return {name: seal for name, seal in found.items() if "sha256" in seal and "registration" in seal}
+        latest = {entry.population: entry.facts for entry in self.book.registrations()}
+        return {name: seal for name, seal in latest.items() if "sha256" in seal and "registration" in seal}
 
     def _opened(self, name: str, seal: dict[str, Any]) -> Registration:
         try:
@@ -114,12 +113,12 @@ class Owner:
         """The population that an owner has registered with the same data, under another name."""
         own = self.prints_of(known)
         others = (other for other in self.everything() if other.name != known.name and not other.passing)
-        return next((other for other in others if prints.overlap(own, self.prints_of(other)) >= ALIKE), None)
+        return next((other for other in others if self.alike(own, other)), None)
 
     def _drawn_on(self, name: str, budget: str | None, made: Prints) -> str | None:
         """Whose budget data draw on: that of those who share their examples, if anybody registered such data before."""
         others = [other for other in self.everything() if other.name != name and not other.passing]
-        alike = [other for other in others if prints.overlap(made, self.prints_of(other)) >= ALIKE]
+        alike = [other for other in others if self.alike(made, other)]
         if budget is not None:
             bound = self.known(budget)
             budget = bound.budget or budget if bound else budget
@@ -139,7 +138,7 @@ class Owner:
         self, name: str, source: Data, bounds: Bounds, *, policy: Policy, unit: str = "user", budget: str | None = None
     ) -> Registration:
         """By the owner, who may be told what is wrong with the data."""
-        users = preparation.opened(source := absolute(source, labels=True))
+        users = reading.opened(source := absolute(source, labels=True))
         _keep_within(users, bounds)
         made = self.printed(users)
         bound = self._drawn_on(name, budget, made)
@@ -149,8 +148,8 @@ class Owner:
         """The same population with other data, by its owner's word."""
         source = known.data.model_copy(update={"path": str(path or known.data.path)})
         new = {name: value for name, value in dataclasses.asdict(bounds).items() if value}
-        told = Bounds(**dataclasses.asdict(_bounds(known)) | new)
-        return self.register(known.name, source, told, policy=known.policy, unit=known.unit, budget=known.budget)
+        merged = Bounds(**dataclasses.asdict(_bounds(known)) | new)
+        return self.register(known.name, source, merged, policy=known.policy, unit=known.unit, budget=known.budget)
 
     def changed(self, known: Registration, **changes: Any) -> Registration:
         """The same data under another policy or other bounds, by its owner's word."""
@@ -159,16 +158,16 @@ class Owner:
         changes |= {"budget": bound, "passing": False}
         with sensible():
             drafted = Registration.model_validate(known.model_dump() | changes)
-        _keep_within(preparation.opened(drafted.data), _bounds(drafted))
+        _keep_within(reading.opened(drafted.data), _bounds(drafted))
         return self.seal(drafted)
 
-    def seal(self, made: Registration, found: Prints | None = None) -> Registration:
+    def seal(self, made: Registration, printed: Prints | None = None) -> Registration:
         """Files first: a seal without them would refuse every run, files without a seal are no registration."""
         content = made.to_toml().encode()
         with self._alone():
-            if found is not None:
+            if printed is not None:
                 held = io.BytesIO()
-                np.save(held, found.sample, allow_pickle=False)
+                np.save(held, printed.sample, allow_pickle=False)
                 self._write(made.name, "prints.npy", held.getvalue())
                 self._write(made.name, "seen.json", _looks(pathlib.Path(made.data.path or "")))
             self._write(made.name, "toml", content)
@@ -186,10 +185,10 @@ class Owner:
         if not known.data.path or not pathlib.Path(known.data.path).exists():
             raise DataError(f"Expected the data of {known.name!r} where its owner registered them; they are gone.")
         try:
-            found = self.printed(preparation.opened(known.data))
+            now = self.printed(reading.opened(known.data))
         except DataError:
-            found = None
-        if found is None or (found.whole, found.grouped) != (known.whole, known.grouped):
+            now = None
+        if now is None or (now.whole, now.grouped) != (known.whole, known.grouped):
             raise DataError(
                 f"Expected the data of {known.name!r} as they were registered; they have changed. Their owner says"
                 f" what is to be done: fedlens data register {known.name} --update."
@@ -209,6 +208,10 @@ class Owner:
     def prints_of(self, known: Registration) -> Prints:
         """Of a registered population, as they were made then."""
         return Prints(known.whole, known.grouped, np.asarray(arrayfiles.mapped(self._file(known.name, "prints.npy"))))
+
+    def alike(self, made: Prints, known: Registration) -> bool:
+        """Whether data and those of a registered population have many examples in common."""
+        return prints.overlap(made, self.prints_of(known)) >= ALIKE
 
     # Files
 
@@ -244,12 +247,10 @@ def registration(
     passing: bool = False,
 ) -> Registration:
     """Of data that were read: what they are is public, how many are not."""
-    text = "text" in users.columns
-    if not text and "x" not in users.columns:
-        raise SchemaError(f"Expected an image column 'x', found {', '.join(sorted(users.columns))}.")
+    medium = reading.of_population(users)
     read = {
-        "medium": "text" if text else "images",
-        "side": None if text else int(users.columns["x"].shape[-1]),
+        "medium": medium.name,
+        "facts": medium.facts(users),
         "columns": selectable(users),
         "whole": made.whole,
         "grouped": made.grouped,
@@ -269,22 +270,22 @@ def absolute(source: Data, labels: bool) -> Data:
     """Where data lie and what they hold. Labels are named if they are needed, or there anyway."""
     path = os.path.abspath(source.path or "")
     other = {"bug", "name", "population", "budget", "path"}
-    given = source.model_dump(exclude=other, exclude_unset=True)
-    if source.source == "npz" and not labels and source.labels not in arrayfiles.names_in(pathlib.Path(path)):
-        given["labels"] = None
-    return Data(**given, path=path)
+    described = Data(**source.model_dump(exclude=other, exclude_unset=True), path=path)
+    medium = reading.of_source(described)
+    return medium.with_its_labels(described) if medium and not labels else described
 
 
 def described(path: pathlib.Path, **columns: Any) -> Data:
     """A source of private data, told by its name, with the names of the columns that go with it."""
-    if (path / "population.json").exists():
-        source, named = "population", {"attributes"}
-    elif path.suffix == ".npz":
-        source, named = "npz", {"images", "labels", "attributes", "deal_to" if columns["deal_to"] else "users"}
-    elif ".jsonl" in path.suffixes or path.is_dir():
-        source, named = "jsonl", {"users", "text", "attributes"}
-    else:
+    kinds = (reading.reading(name).source_at(path) for name in media.MEDIA)
+    folder = media.FOLDER if (path / "population.json").exists() else None
+    source = folder or next(filter(None, kinds), None)
+    if source is None:
         raise ValueError(f"Expected an .npz or .jsonl(.gz) file or a population folder, got {path.name}.")
+    options = media.sources()[source].options & columns.keys()
+    if columns["deal_to"] and "deal_to" not in options:
+        raise ValueError(f"Expected no --deal-to: {path.name} has its users.")
+    named = options - {"users" if columns["deal_to"] else "deal_to"}
     with sensible():
         return Data.model_validate({"source": source, "path": str(path)} | {name: columns[name] for name in named})
 
@@ -295,7 +296,7 @@ def _bounds(known: Registration) -> Bounds:
 
 def _keep_within(users: Population, bounds: Bounds) -> None:
     """For the owner: refuses what a run would stumble over, and bounds that the data do not keep."""
-    problems = readers.checked_text(users) if "text" in users.columns else data.checked(users)
+    problems = reading.of_population(users).checked(users)
     problems = [problem for problem in problems if not problem.endswith("will contribute nothing")]
     counts = {"population": len(users), "examples": int(users.counts.sum()), "examples_per_user": users.most_examples}
     for name, count in counts.items():
@@ -312,7 +313,7 @@ def _keep_within(users: Population, bounds: Bounds) -> None:
 
 def _looks(path: pathlib.Path) -> str:
     """Sizes and times of the files: data that look as they did are not read again."""
-    told = {
-        str(found): [(s := found.stat()).st_size, s.st_mtime_ns, s.st_ino] for found in files.within(path, links=True)
+    looks = {
+        str(file): [(s := file.stat()).st_size, s.st_mtime_ns, s.st_ino] for file in files.within(path, links=True)
     }
-    return json.dumps(told, sort_keys=True)
+    return json.dumps(looks, sort_keys=True)

@@ -7,17 +7,17 @@ import dataclasses
 import hashlib
 import heapq
 import hmac
-import itertools
-from collections.abc import Iterable, Iterator
+import pathlib
+from collections.abc import Iterator
 
 import numpy as np
 
 from fedlens.data.population import Population
-from fedlens.models.words import as_row
+from fedlens.media import reading
+from fedlens.media.reading import Reading
 
 _SLICE = 4096  # examples that are read together
 MOST = 2**20  # prints that are kept, the smallest ones: a sample of the examples, the same whoever draws it
-TELLING = 16  # bytes that a sentence must have: "thank you" is said everywhere
 _TOTAL = 2**128
 
 
@@ -34,7 +34,7 @@ class Prints:
     def shared_with(self, other: "Prints", telling: bool = False) -> float:
         """Which share of these examples the other holds too, as far as the samples of both reach; of all, or of those
         that are `telling`: short sentences and blank images are held by many."""
-        reach = min(found[-1] if len(found) == MOST else 2**64 - 1 for found in (self.sample, other.sample))
+        reach = min(held[-1] if len(held) == MOST else 2**64 - 1 for held in (self.sample, other.sample))
         own = self.sample[self.sample <= np.uint64(reach)]
         own = own[own % 2 == 1] if telling else own
         return float(np.isin(own, other.sample, assume_unique=True).mean()) if len(own) else 0.0
@@ -47,67 +47,42 @@ def overlap(one: Prints, other: Prints) -> float:
 
 def of_population(population: Population, key: bytes) -> Prints:
     """Reads everything once, a part at a time."""
-    name = "text" if "text" in population.columns else "x"
-    beside = sorted(population.columns.keys() - {name})
+    medium = reading.of_population(population)
+    others = sorted(population.columns.keys() - {medium.column})
     whole, grouped, owner, held = 0, 0, 0, 0
     kept = _Sample()
     ends = population.starts + population.counts
-    for row, (content, more) in enumerate(_rows(population, name, beside)):
+    for row, (content, more) in enumerate(_rows(population, medium, others)):
         number = _number(key, content)
         whole += number
         held += _number(key, content + more)
-        kept.add(number, _telling(content, name == "text"))
+        kept.add(number, medium.telling(content))
         while owner < len(ends) and row + 1 >= ends[owner]:
             grouped += _number(key, b"user %d" % (held % _TOTAL))
             owner, held = owner + 1, 0
     return Prints(_sealed(key, whole), _sealed(key, grouped), kept.sorted())
 
 
-def of_images(arrays: Iterable[np.ndarray], key: bytes) -> Prints:
-    return _of(itertools.chain.from_iterable(map(_images_as_bytes, arrays)), key, text=False)
-
-
-def of_sentences(sentences: Iterable[str], key: bytes) -> Prints:
-    """As a population of text would hold them."""
-    return _of((bytes(as_row(sentence)).rstrip(b"\0") for sentence in sentences), key, text=True)
-
-
-def _images_as_bytes(images: np.ndarray) -> Iterator[bytes]:
-    """Whether they were kept as bytes or as floats in [-1, 1]: what were the same bytes are the same again."""
-    for start in range(0, len(images), _SLICE):
-        part = np.asarray(images[start : start + _SLICE])
-        if part.dtype != np.uint8:
-            part = ((part.astype(np.float64) + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
-        yield from (image.tobytes() for image in part)
-
-
-def _of(contents: Iterable[bytes], key: bytes, text: bool) -> Prints:
+def of_public(
+    path: pathlib.Path, medium: Reading, key: bytes, column: str | None = None, declared: bool = True
+) -> Prints:
+    """Of a file that is called public."""
     whole, kept = 0, _Sample()
-    for content in contents:
+    for content in medium.public_contents(path, column, declared):
         number = _number(key, content)
         whole += number
-        kept.add(number, _telling(content, text))
+        kept.add(number, medium.telling(content))
     return Prints(_sealed(key, whole), "", kept.sorted())
 
 
-def _rows(population: Population, name: str, beside: list[str]) -> Iterator[tuple[bytes, bytes]]:
-    column = population.columns[name]
-    contents = _sentences_as_bytes(column) if name == "text" else _images_as_bytes(column)
+def _rows(population: Population, medium: Reading, others: list[str]) -> Iterator[tuple[bytes, bytes]]:
+    column = population.columns[medium.column]
+    contents = medium.contents(column)
     for start in range(0, len(column), _SLICE):
-        others = [np.asarray(population.columns[other][start : start + _SLICE]) for other in beside]
-        rows = (b"|".join(str(value).encode() for value in values) for values in zip(*others, strict=True))
+        more = [np.asarray(population.columns[other][start : start + _SLICE]) for other in others]
+        rows = (b"|".join(str(value).encode() for value in values) for values in zip(*more, strict=True))
         for _ in range(min(_SLICE, len(column) - start)):
             yield next(contents), next(rows, b"")
-
-
-def _sentences_as_bytes(column: np.ndarray) -> Iterator[bytes]:
-    for start in range(0, len(column), _SLICE):
-        yield from (row.tobytes().rstrip(b"\0") for row in np.asarray(column[start : start + _SLICE]))
-
-
-def _telling(content: bytes, text: bool) -> bool:
-    """Not a short sentence nor a blank image."""
-    return len(content) >= TELLING if text else content.count(content[:1]) < len(content)
 
 
 def _number(key: bytes, content: bytes) -> int:

@@ -6,20 +6,29 @@ ledger. Everything here is public but the path; whether a recipe is admitted fol
 """
 
 import contextlib
-import typing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
+from fedlens import media
+from fedlens.algorithms import ALGORITHMS
 from fedlens.ledger import guarantee
 from fedlens.privacy import MatrixPlan, Promise, Unit, rounded
 from fedlens.recipes.recipe import Recipe, to_toml
 from fedlens.recipes.tables import Data, PopulationName, Table, sound
 
-Algorithm = Literal["fedavg-gan", "fedavg", "ngrams", "vocabulary"]
-ALGORITHMS: tuple[Algorithm, ...] = typing.get_args(Algorithm)
+VOCABULARY = "vocabulary"  # learning one is an algorithm too, as far as an owner is concerned
+
+
+def _algorithm(name: str) -> str:
+    if name not in (*ALGORITHMS, VOCABULARY):
+        raise ValueError(f"expected one of {', '.join([*ALGORITHMS, VOCABULARY])}")
+    return name
+
+
+EVERY = (*ALGORITHMS, VOCABULARY)
 EXACT = "fixed-size", "balanced"  # samplers that must know how many units there are
 
 
@@ -32,26 +41,32 @@ class Policy(Table):
     simulation: bool = False  # --simulate: seeded noise, which protects nobody
     programs: bool = False  # primary models that are programs: TorchScript, torch.export
     functions: bool = False  # bugs and tokenizers of one's own, package.module:function, with --simulate
-    algorithms: tuple[Algorithm, ...] = ALGORITHMS
+    algorithms: tuple[Annotated[str, pydantic.AfterValidator(_algorithm)], ...] = EVERY
     minimum_noise: NonNegativeFloat = 0.0  # multiplier of every release
     largest_epsilon: PositiveFloat | None = None  # of one run
 
     @property
     def text(self) -> str:
         allowed = [name for name in ("simulation", "programs", "functions") if getattr(self, name)]
-        told = [f"allows {' and '.join(allowed)}" if allowed else "no simulation, programs or functions"]
-        told += [f"algorithms {', '.join(self.algorithms)}"] if self.algorithms != ALGORITHMS else []
-        told += [f"noise multiplier at least {self.minimum_noise:g}"] if self.minimum_noise else []
-        told += [f"epsilon at most {self.largest_epsilon:g} a run"] if self.largest_epsilon else []
-        return "; ".join(told)
+        rules = [f"allows {' and '.join(allowed)}" if allowed else "no simulation, programs or functions"]
+        rules += [f"algorithms {', '.join(self.algorithms)}"] if self.algorithms != EVERY else []
+        rules += [f"noise multiplier at least {self.minimum_noise:g}"] if self.minimum_noise else []
+        rules += [f"epsilon at most {self.largest_epsilon:g} a run"] if self.largest_epsilon else []
+        return "; ".join(rules)
+
+
+def _medium(name: str) -> str:
+    if name not in media.MEDIA:
+        raise ValueError(f"expected one of {', '.join(media.MEDIA)}")
+    return name
 
 
 class Registration(Table):
     version: Literal[1] = 1
     name: PopulationName
     data: Data  # where they lie and what they hold
-    medium: Literal["images", "text"]
-    side: PositiveInt | None = None  # of images
+    medium: Annotated[str, pydantic.AfterValidator(_medium)]
+    facts: dict[str, int] = Field(default_factory=dict)  # what is public of the examples' form: the side of images
     columns: tuple[str, ...] = ()  # what there is to select by, labels (y) among it
     unit: Literal["user", "silo"] = "user"  # whose rows the column of users puts together
     population: PositiveInt | None = None  # a public upper bound on such units
@@ -64,6 +79,15 @@ class Registration(Table):
     policy: Policy = Policy()
     whole: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]  # keyed prints of the data: see fedlens.owner.prints
     grouped: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+    @pydantic.model_validator(mode="before")
+    @classmethod
+    def _former(cls, values: Any) -> Any:
+        """Registrations used to know images only, and to hold their side by itself."""
+        if not isinstance(values, dict) or "side" not in values:
+            return values
+        others = {key: value for key, value in values.items() if key != "side"}
+        return others if values["side"] is None else others | {"facts": {"side": values["side"]}}
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Registration":
@@ -86,13 +110,13 @@ class Registration(Table):
         bounds = {self.unit: self.population, "example": self.examples}
         least = "exactly" if self.exact else "at most"
         counted = " and ".join(f"{least} {bound:,} {unit}s" for unit, bound in bounds.items() if bound)
-        size = f" of {self.side} x {self.side}" if self.side else ""
-        told = [
-            f"{self.name}: {self.medium}{size}, {counted}",
+        form = "".join(f", {name} {value}" for name, value in self.facts.items())
+        lines = [
+            f"{self.name}: {self.medium}{form}, {counted}",
             f"  units by {self._unit_column}; columns {', '.join(self.columns) or 'none'}",
             f"  policy: {'as of a run, which registered it in passing' if self.passing else self.policy.text}",
         ]
-        return [*told, f"  budget of {self.budget}"] if self.budget else told
+        return [*lines, f"  budget of {self.budget}"] if self.budget else lines
 
     @property
     def _unit_column(self) -> str:
@@ -114,12 +138,10 @@ class Registration(Table):
         return problems + self._of_policy(recipe, simulated, delta or small)
 
     def _of_data(self, recipe: Recipe) -> list[str]:
-        medium = "text" if recipe.text else "images"
-        if medium != self.medium:
-            return [f"it holds {self.medium}, and the recipe is of {medium}"]
-        problems = []
-        if not recipe.text and recipe.side != self.side:
-            problems.append(f"its images are of side {self.side}, and the recipe says side = {recipe.side}")
+        medium = recipe.medium
+        if medium.name != self.medium:
+            return [f"it holds {self.medium}, and the recipe is of {medium.name}"]
+        problems = medium.refusals(recipe, self.facts)
         if recipe.reads_labels and "y" not in self.columns:
             problems.append("the recipe needs labels, and none are registered")
         marked = recipe.data.bug.mark if recipe.data.bug else None
@@ -127,11 +149,14 @@ class Registration(Table):
         problems += [f"{name!r} is not registered to select by" for name in sorted(asked - {*self.columns})]
         if marked in self.columns:
             problems.append(f"data.bug.mark = {marked!r} is a column already")
-        if recipe.model.classes and self.classes is None:
-            problems.append(f"model.classes needs a bound on the labels (fedlens data policy {self.name} --classes N)")
-        elif recipe.model.classes and self.classes and recipe.model.classes < self.classes:
-            problems.append(f"labels lie below {self.classes}: expected model.classes of that, or more")
-        return problems
+        return problems + self._of_classes(medium.classes(recipe))
+
+    def _of_classes(self, asked: int | None) -> list[str]:
+        if not asked or (self.classes and asked >= self.classes):
+            return []
+        if self.classes is None:
+            return [f"model.classes needs a bound on the labels (fedlens data policy {self.name} --classes N)"]
+        return [f"labels lie below {self.classes}: expected model.classes of that, or more"]
 
     def _of_units(self, recipe: Recipe) -> list[str]:
         p = recipe.privacy
@@ -154,9 +179,9 @@ class Registration(Table):
         spendings = recipe.spendings()
         return self.of_policy(
             algorithm=recipe.algorithm_name,
-            functions=[recipe.data.bug.kind if recipe.data.bug else "", recipe.text.tokenizer if recipe.text else ""],
+            functions=[recipe.data.bug.kind if recipe.data.bug else "", *recipe.medium.functions(recipe).values()],
             plans=[plan for spending in spendings for plan in spending.plans],
-            epsilon=lambda: guarantee([*spendings, *recipe.earlier], delta).epsilon,
+            epsilon=lambda: guarantee([*spendings, *recipe.released], delta).epsilon,
             simulated=simulated,
         )
 
@@ -197,8 +222,8 @@ def sensible() -> Iterator[None]:
     try:
         yield
     except pydantic.ValidationError as error:
-        told = [f"{'.'.join(map(str, problem['loc']))} {problem['msg']}".strip() for problem in error.errors()]
-        raise ValueError(f"Expected a registration that makes sense: {'; '.join(told)}.") from None
+        faults = [f"{'.'.join(map(str, problem['loc']))} {problem['msg']}".strip() for problem in error.errors()]
+        raise ValueError(f"Expected a registration that makes sense: {'; '.join(faults)}.") from None
 
 
 def refuse(registration: Registration, problems: list[str]) -> None:

@@ -123,14 +123,16 @@ class BayesianAccountant:
         largest = math.inf if self.largest is None else self.largest
         if distances.max() > largest * (1 + 1e-6):  # single precision leaves a clipped norm a little over its bound
             raise ValueError(f"Expected distances up to largest={largest}, got {distances.max()}.")
-        return np.minimum(distances, largest)
+        clipped: np.ndarray = np.minimum(distances, largest)
+        return clipped
 
     def _total(self, costs: npt.ArrayLike) -> np.ndarray:
         rows = np.atleast_2d(np.asarray(costs, float))
         if len(rows) > self.steps or rows.shape[1:] != (len(self.orders),) or not (rows >= 0).all():
             wanted = f"at most {self.steps} rows of {len(self.orders)} costs >= 0"
             raise ValueError(f"Expected {wanted}, got shape {rows.shape} and least cost {rows.min(initial=0.0)}.")
-        return rows.sum(axis=0)
+        total: np.ndarray = rows.sum(axis=0)
+        return total
 
 
 def log_moment(distances: np.ndarray, order: int, rate: float) -> np.ndarray:
@@ -142,7 +144,8 @@ def log_moment(distances: np.ndarray, order: int, rate: float) -> np.ndarray:
     log_odds = np.log(special.comb(order + 1, joins)) + special.xlogy(joins, rate)
     log_odds += special.xlog1py(order + 1 - joins, -rate)
     gains = log_odds + _log_expm1(np.multiply.outer(distances**2, joins * (joins - 1) / 2))
-    return np.logaddexp(0.0, special.logsumexp(gains, axis=-1))
+    log_moments: np.ndarray = np.logaddexp(0.0, special.logsumexp(gains, axis=-1))
+    return log_moments
 
 
 def student_bound(logs: np.ndarray, failure: float) -> float:
@@ -152,7 +155,7 @@ def student_bound(logs: np.ndarray, failure: float) -> float:
     if not (spread := below.std().item()):
         warnings.warn("Equal distances: the published estimate drops its penalty, and is less reliable.", stacklevel=2)
     penalty = -special.stdtrit(degrees, failure) * spread / math.sqrt(degrees)
-    return peak + math.log1p(below.mean() + penalty)
+    return float(peak) + math.log1p(below.mean() + penalty)
 
 
 def chernoff_bound(logs: np.ndarray, top: float, failure: float) -> float:
@@ -167,7 +170,7 @@ def chernoff_bound(logs: np.ndarray, top: float, failure: float) -> float:
     scale = _log_expm1(np.array(top)).item()
     average = min(1.0, np.exp(_log_expm1(logs) - scale).mean().item())  # may underflow; the largest share does not
     share = _largest_share(average, -math.log(failure) / len(logs))
-    return min(top, np.logaddexp(0.0, math.log(share) + scale).item())
+    return min(top, float(np.logaddexp(0.0, math.log(share) + scale)))
 
 
 def _largest_share(average: float, divergence: float) -> float:
@@ -185,4 +188,5 @@ def _largest_share(average: float, divergence: float) -> float:
 
 def _log_expm1(logs: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore"):  # zero goes to minus infinity, as it should
-        return logs + np.log(-np.expm1(-logs))
+        result: np.ndarray = logs + np.log(-np.expm1(-logs))
+    return result

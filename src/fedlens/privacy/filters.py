@@ -92,5 +92,5 @@ def _delta(mu: float, epsilons: np.ndarray) -> np.ndarray:
     """As `accounting.gaussian_delta`, of many epsilons."""
     upper = special.log_ndtr(mu / 2 - epsilons / mu)
     lower = epsilons + special.log_ndtr(-mu / 2 - epsilons / mu)
-    found: np.ndarray = -np.exp(upper) * np.expm1(np.minimum(0.0, lower - upper))
-    return found
+    difference: np.ndarray = -np.exp(upper) * np.expm1(np.minimum(0.0, lower - upper))
+    return difference

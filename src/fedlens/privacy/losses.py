@@ -137,7 +137,9 @@ def _removed(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
     """(1-q) N(0) + q N(mu) against N(0): q H(N(mu) || N(0)) at 1 + (e^epsilon - 1) / q; below ln(1-q) all of it."""
     inner = epsilon - math.log(rate) + _log1p((rate - 1) * np.exp(np.minimum(-epsilon, 700.0)))
     gain = special.ndtr(mu / 2 - inner / mu) - np.exp(inner + special.log_ndtr(-mu / 2 - inner / mu))
-    return np.where(np.isneginf(inner), -np.expm1(np.minimum(epsilon, 0.0)), rate * np.maximum(gain, 0.0))
+    below: np.ndarray = -np.expm1(np.minimum(epsilon, 0.0))
+    divergence: np.ndarray = np.where(np.isneginf(inner), below, rate * np.maximum(gain, 0.0))
+    return divergence
 
 
 def _added(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:

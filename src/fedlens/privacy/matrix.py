@@ -4,9 +4,9 @@ Releases x (T rows, each a sum of contributions) are published as x + C^-1 z wit
 post-processing of C x + z for a public lower-triangular `strategy` C. Later noise cancels earlier noise in the running
 sums a learner uses; the price depends on C only through how far one unit moves C x.
 
-Kairouz et al. 2021, Practical and private (deep) learning without sampling or shuffling (Tree); Denisov et al. 2022,
-Improved differential privacy for SGD via optimal private linear operators on adaptive streams; Choquette-Choo et al.
-2023, (Amplified) banded matrix factorization (Banded).
+Kairouz et al. 2021, Practical and private (deep) learning without sampling or shuffling (BinaryTree); Denisov et al.
+2022, Improved differential privacy for SGD via optimal private linear operators on adaptive streams; Choquette-Choo et
+al. 2023, (Amplified) banded matrix factorization (Banded).
 """
 
 import dataclasses
@@ -25,7 +25,8 @@ from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, _name_of, check
 from fedlens.privacy.sampling import Balanced, Everyone
 
 Array = npt.NDArray[np.float64]
-Row = Any  # an array or a tensor: it adds, subtracts and scales
+NoiseRow = Any  # an array or a tensor: it adds, subtracts and scales
+Memory = tuple[NoiseRow, ...]  # what the next row of noise needs of those before it
 _NO_NOISE = 1e-3  # as in `accounting`: under it epsilon would be in the millions
 
 
@@ -47,7 +48,7 @@ class Strategy(Protocol):
     def prefix_variances(self, releases: int) -> Array:
         """The squared norms of the rows of A C^-1, where A sums prefixes."""
 
-    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+    def step(self, memory: Memory, row: NoiseRow, release: int, releases: int) -> tuple[NoiseRow, Memory]:
         """The next row of C^-1 z from the next row of z, and the memory that the one after it needs; () at first."""
 
 
@@ -65,7 +66,7 @@ class Identity:
     def prefix_variances(self, releases: int) -> Array:
         return np.arange(1.0, releases + 1)
 
-    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+    def step(self, memory: Memory, row: NoiseRow, release: int, releases: int) -> tuple[NoiseRow, Memory]:
         return row, ()
 
 
@@ -83,27 +84,27 @@ class Banded:
         return self.bands
 
     def products(self, releases: int, gap: int) -> Array:
-        root, norms, found = self._root(releases), self._norms(releases), np.zeros(releases)
+        root, norms, products = self._root(releases), self._norms(releases), np.zeros(releases)
         if gap < len(root):
             sums = np.cumsum(root[: len(root) - gap] * root[gap:])  # over the rows from the later column's first on
             rows = np.minimum(len(sums), releases - np.arange(gap, releases))
-            found[gap:] = sums[rows - 1] / (norms[: releases - gap] * norms[gap:])
-        return found
+            products[gap:] = sums[rows - 1] / (norms[: releases - gap] * norms[gap:])
+        return products
 
     def prefix_variances(self, releases: int) -> Array:
         from scipy import signal
 
         # C = R / norms with R Toeplitz: row t of A C^-1 adds norms[t] times row t of R^-1 to the row before it.
         inverse = signal.lfilter([1.0], self._root(releases), np.eye(1, releases)[0])
-        row, found = np.zeros(releases), np.empty(releases)
+        row, variances = np.zeros(releases), np.empty(releases)
         for release, norm in enumerate(self._norms(releases)):
             row[: release + 1] += norm * inverse[release::-1]
-            found[release] = row @ row
-        return found
+            variances[release] = row @ row
+        return variances
 
-    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+    def step(self, memory: Memory, row: NoiseRow, release: int, releases: int) -> tuple[NoiseRow, Memory]:
         weights = self._root(releases).tolist()[1:]
-        solved = row - sum(weight * earlier for weight, earlier in zip(weights, memory, strict=False))
+        solved = row - sum(weight * solved_before for weight, solved_before in zip(weights, memory, strict=False))
         return float(self._norms(releases)[release]) * solved, (solved, *memory)[: len(weights)]
 
     def _root(self, releases: int) -> Array:
@@ -114,11 +115,12 @@ class Banded:
     def _norms(self, releases: int) -> Array:
         """Of the columns before they are scaled; the end of the matrix cuts the last ones short."""
         root = self._root(releases)
-        return np.sqrt(np.cumsum(root**2))[np.minimum(len(root), releases - np.arange(releases)) - 1]
+        norms: Array = np.sqrt(np.cumsum(root**2))[np.minimum(len(root), releases - np.arange(releases)) - 1]
+        return norms
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tree:
+class BinaryTree:
     """A binary tree over every `restart` releases; a prefix is the plain sum of the noisy nodes that tile it.
 
     Such tiles are left children only, and exactly one of them ends at each release. So C is square: its row t (from 1,
@@ -139,25 +141,25 @@ class Tree:
         late = np.arange(releases)
         block, place, other = late // self.restart, late % self.restart, (late - gap) % self.restart
         same, size = (late - gap) // self.restart == block, np.minimum(self.restart, releases - block * self.restart)
-        found = np.zeros(releases)
+        nodes = np.zeros(releases)
         for level in range(min(self.restart, releases).bit_length()):
             node = place >> level
-            found += same & (node == other >> level) & (node % 2 == 0) & ((node + 1) << level <= size)
-        return found
+            nodes += same & (node == other >> level) & (node % 2 == 0) & ((node + 1) << level <= size)
+        return nodes
 
     def prefix_variances(self, releases: int) -> Array:
         every = self.restart.bit_count()
         counts = [t // self.restart * every + (t % self.restart).bit_count() for t in range(1, releases + 1)]
         return np.array(counts, dtype=np.float64)
 
-    def step(self, memory: tuple[Row, ...], row: Row, release: int, releases: int) -> tuple[Row, tuple[Row, ...]]:
+    def step(self, memory: Memory, row: NoiseRow, release: int, releases: int) -> tuple[NoiseRow, Memory]:
         """The memory holds the latest node of each level: a new node takes the place of those it is made of."""
         place = release % self.restart + 1
         level = (place & -place).bit_length() - 1
         return row - sum(memory[:level]), (*memory[:level], row, *memory[level + 1 :])
 
 
-STRATEGIES: dict[str, Any] = {"identity": Identity, "banded": Banded, "tree": Tree}
+STRATEGIES: dict[str, Any] = {"identity": Identity, "banded": Banded, "tree": BinaryTree}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -177,7 +179,7 @@ class MatrixPlan:
     (12.8, 89.5)
     """
 
-    strategy: Identity | Banded | Tree
+    strategy: Identity | Banded | BinaryTree
     bound: L2Clip
     noise_multiplier: float  # standard deviation of one row of z / bound.norm
     releases: int
@@ -272,9 +274,9 @@ class MatrixPlan:
         """The root mean square of the noise in the running sums of all releases, in units of the bound."""
         return self.noise_multiplier * math.sqrt(self.strategy.prefix_variances(self.releases).mean())
 
-    def correlated(self, rows: Iterable[Row]) -> Iterator[Row]:
+    def correlated(self, rows: Iterable[NoiseRow]) -> Iterator[NoiseRow]:
         """The rows of C^-1 z, one for each release, from those of z; remembers no more rows than the strategy needs."""
-        memory: tuple[Row, ...] = ()
+        memory: Memory = ()
         for release, row in zip(range(self.releases), rows, strict=False):
             noise, memory = self.strategy.step(memory, row, release, self.releases)
             yield noise
@@ -338,10 +340,10 @@ def squared_sensitivity(strategy: Strategy, releases: int, participations: int, 
 
 def _extended(best: Array, pairs: list[Array], separation: int) -> Array:
     """At each release, the heaviest pattern that can precede it, together with its pair with the latest of it."""
-    found = _later(np.maximum.accumulate(best), separation + len(pairs))
+    heaviest = _later(np.maximum.accumulate(best), separation + len(pairs))
     for gap, pair in enumerate(pairs, separation):
-        found = np.maximum(found, _later(best, gap) + 2 * pair)
-    return found
+        heaviest = np.maximum(heaviest, _later(best, gap) + 2 * pair)
+    return heaviest
 
 
 def _later(values: Array, gap: int) -> Array:

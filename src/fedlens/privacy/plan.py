@@ -8,6 +8,7 @@ import dataclasses
 import enum
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 from fedlens.core import files
@@ -158,9 +159,13 @@ def read_back(kinds: dict[str, Any], values: dict[str, Any]) -> Any:
     """One of the kinds from its plain values, which may come from anybody's file: each of the type it should have."""
     given = dict(values)
     kind = kinds[given.pop("kind")]
-    tests = {int: lambda value: files.whole(value, 0, 2**53), float: files.finite, bool: lambda v: type(v) is bool}
+    tests: dict[Any, Callable[[object], bool]] = {
+        int: lambda value: files.whole(value, 0, 2**53),
+        float: files.finite,
+        bool: lambda value: type(value) is bool,
+    }
     for field in dataclasses.fields(kind):
-        if field.name in given and not tests[field.type](given[field.name]):  # type: ignore[index]
+        if field.name in given and not tests[field.type](given[field.name]):
             raise ValueError(f"Expected {field.name} as another kind of value in a plan.")
     return kind(**given)
 

@@ -14,12 +14,14 @@ Conversion = Callable[[np.ndarray, np.ndarray, float], np.ndarray]  # (rdp, orde
 
 def classic(rdp: np.ndarray, orders: np.ndarray, delta: float) -> np.ndarray:
     """Mironov 2017, proposition 3."""
-    return rdp + np.log(1 / delta) / (orders - 1)
+    epsilons: np.ndarray = rdp + np.log(1 / delta) / (orders - 1)
+    return epsilons
 
 
 def improved(rdp: np.ndarray, orders: np.ndarray, delta: float) -> np.ndarray:
     """Canonne, Kamath, Steinke 2020, proposition 12; never above `classic`."""
-    return np.maximum(0.0, rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+    epsilons: np.ndarray = np.maximum(0.0, rdp + np.log1p(-1 / orders) - np.log(delta * orders) / (orders - 1))
+    return epsilons
 
 
 def of(loss: Loss, orders: Sequence[float]) -> np.ndarray:

@@ -9,15 +9,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from fedlens.algorithms import Adam, Sgd
+from fedlens import media
+from fedlens.algorithms import ALGORITHMS, Adam, Sgd
 from fedlens.core import pins
-from fedlens.media.images import faults as transforms
-from fedlens.media.text import faults as misprints
-from fedlens.models import words
-from fedlens.models.gan import Gan
-from fedlens.models.lstm import LanguageModel
 from fedlens.privacy import Balanced, Everyone, FixedSize, Neighbours, Poisson, Unit
-from fedlens.privacy.matrix import Banded, Tree
+from fedlens.privacy.matrix import Banded, BinaryTree
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Kept = Annotated[float, Field(ge=0, lt=1)]  # of an optimizer's memory, at every step: Adam divides by what is not
@@ -25,14 +21,23 @@ Path = Annotated[str, pydantic.AfterValidator(pins.expanded)]  # $NAME stands fo
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,40}$")]
 PopulationName = Annotated[str, Field(pattern=r"^[^/\\.(\p{C}][^/\\\p{C}]{0,59}$")]  # that of a file, or one given
 Checked = TypeVar("Checked")
-BUILT_IN = "digits", "docstrings"  # data that is on every machine
-TEXT = "jsonl", "docstrings"  # a population may hold either
-THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release they are learnt from
 
 
 def _free(name: str) -> str:
     if not re.fullmatch(r"\w{1,64}", name, re.ASCII) or name in ("x", "y", "mask", "offsets"):
         raise ValueError("expected a column's name of letters, digits and _, other than x, y, mask and offsets")
+    return name
+
+
+def _source(name: str) -> str:
+    if name not in media.sources():
+        raise ValueError(f"expected one of {', '.join(sorted(media.sources()))}")
+    return name
+
+
+def _algorithm(name: str) -> str:
+    if name not in ALGORITHMS:
+        raise ValueError(f"expected one of {', '.join(ALGORITHMS)}")
     return name
 
 
@@ -49,7 +54,7 @@ class Bug(Table):
     kind: str
     fraction: Share = 0.5
     of: Literal["users", "examples"] = "users"  # of each user's examples, that is
-    share: Share = 1.0  # text: of the sentences of a user whom it hits
+    share: Share = 1.0  # of the examples of a user whom it hits
     seed: NonNegativeInt = 0
     classes: PositiveInt | None = None  # of labels, for bugs that change them: a public number
     mark: Column | None = None  # a column to add: 1 in the rows of a user whom it hit (the faulty release), else 0
@@ -57,14 +62,16 @@ class Bug(Table):
     @pydantic.field_validator("kind")
     @classmethod
     def _known(cls, kind: str) -> str:
-        if kind not in misprints.MISPRINTS:
-            transforms.named(kind)  # or it says which names there are
+        media.fault(kind)  # or it says which names there are
         return kind
+
+    @property
+    def relabels(self) -> bool:
+        return media.fault(self.kind).labels is not None
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Bug":
-        of_text = self.kind in misprints.MISPRINTS
-        lacking = not of_text and transforms.named(self.kind).labels is not None and not self.classes
+        lacking = self.relabels and not self.classes
         return sound(self, [f"{self.kind} needs classes, the public number of them"] if lacking else [])
 
 
@@ -82,7 +89,7 @@ class Data(Table):
 
     population: PopulationName | None = None
     budget: PopulationName | None = None  # whose budget it draws on, if not its own: by its owner's word
-    source: Literal["digits", "npz", "population", "jsonl", "docstrings"] | None = None
+    source: Annotated[str, pydantic.AfterValidator(_source)] | None = None
     path: Path | None = None
     name: PopulationName | None = None  # of the population in the ledger; by default that of the file
     images: str = "x"
@@ -96,24 +103,34 @@ class Data(Table):
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Data":
         if self.population:
-            own = {"population", "budget", "bug"}
-            given = {key for key, field in Data.model_fields.items() if getattr(self, key) != field.default} - own
-            told = f"what '{self.population}' is, its owner has said; leave out {', '.join(sorted(given))}"
-            return sound(self, [told] if given else [])
+            given = {key for key, field in Data.model_fields.items() if getattr(self, key) != field.default}
+            given -= {"population", "budget", "bug"}
+            needless = f"what '{self.population}' is, its owner has said; leave out {', '.join(sorted(given))}"
+            return sound(self, [needless] if given else [])
         problems = [] if self.source else ["give population, the name of a registered one, or source and path"]
         if self.budget:
             problems.append("budget goes with population: its owner says whose budget it draws on")
-        if self.source and (self.path is None) != (self.source in BUILT_IN):
-            problems.append("path goes with source npz, jsonl or population, and with those only")
-        if self.deal_to and self.source not in ("digits", "npz"):
-            problems.append(f"deal_to goes with source digits or npz: a source of {self.source} has its users")
-        if self.attributes and self.source in BUILT_IN:
-            problems.append(f"attributes goes with source npz, jsonl or population: {self.source} has none")
+        own = self.own_options
+        if self.source and (self.path is not None) != ("path" in own):
+            problems.append(f"path goes with source {_with('path')}, and with those only")
+        if self.deal_to and "deal_to" not in own:
+            problems.append(f"deal_to goes with source {_with('deal_to')}: a source of {self.source} has its users")
+        if self.attributes and "attributes" not in own:
+            problems.append(f"attributes goes with source {_with('attributes')}: {self.source} has none")
         if len(set(self.attributes)) < len(self.attributes):
             problems.append("attributes names a column twice")
         if self.bug and self.bug.mark in self.attributes:
             problems.append(f"bug.mark={self.bug.mark!r} is one of the attributes already")
         return sound(self, problems)
+
+    @property
+    def own_options(self) -> frozenset[str]:
+        """Those that go with its source."""
+        return media.sources()[self.source].options if self.source else frozenset()
+
+    @property
+    def built_in(self) -> bool:
+        return self.source in media.built_in()
 
     @property
     def called(self) -> str:
@@ -129,7 +146,13 @@ class Data(Table):
         return known and not marked and attribute not in self.attributes
 
 
-class Primary(Table):
+def _with(option: str) -> str:
+    """The sources that an option goes with, as a list for a sentence."""
+    *some, last = [name for name, source in media.sources().items() if option in source.options]
+    return f"{', '.join(some)} or {last}" if some else last
+
+
+class PrimarySettings(Table):
     """The model whose mistakes are looked into: a file, or one trained here on public data."""
 
     model: Path | None = None  # safetensors of ours, TorchScript or torch.export
@@ -154,7 +177,7 @@ NUMBER, QUANTILE = "<number>", "<quantile>"
 # Only the arm that was meant is checked, so that one mistake is one line.
 Threshold = Annotated[
     Annotated[Share, pydantic.Tag(NUMBER)] | Annotated[Quantile, pydantic.Tag(QUANTILE)],
-    pydantic.Discriminator(lambda found: QUANTILE if isinstance(found, dict | Quantile) else NUMBER),
+    pydantic.Discriminator(lambda given: QUANTILE if isinstance(given, dict | Quantile) else NUMBER),
 ]
 
 
@@ -172,7 +195,7 @@ class Selection(Table):
     @property
     def quantiles(self) -> set[float]:
         """Those that must be learnt."""
-        return {found.quantile for found in (self.at_least, self.below) if isinstance(found, Quantile)}
+        return {threshold.quantile for threshold in (self.at_least, self.below) if isinstance(threshold, Quantile)}
 
     def interval(self, learnt: typing.Mapping[float, float]) -> tuple[float, float]:
         """The accuracies it takes, [at least, below), with what was learnt in place of quantiles."""
@@ -219,8 +242,8 @@ class Correlated(Table):
     def _consistent(self) -> "Correlated":
         return sound(self, ["give bands or tree = true, one of them"] if (self.bands is None) != self.tree else [])
 
-    def strategy(self, rounds: int) -> Banded | Tree:
-        return Banded(bands=self.bands) if self.bands else Tree(restart=rounds)
+    def strategy(self, rounds: int) -> Banded | BinaryTree:
+        return Banded(bands=self.bands) if self.bands else BinaryTree(restart=rounds)
 
 
 class Privacy(Table):
@@ -228,8 +251,8 @@ class Privacy(Table):
     epsilon: Annotated[float, Field(ge=1e-3, le=1e4)] | None = None
     noise_multiplier: Annotated[float, Field(ge=0)] | None = None
     rounds: PositiveInt
-    users: PositiveInt  # a public guess at the users in a group: the divisor
-    population: PositiveInt  # a public upper bound on all users
+    units: PositiveInt  # a public guess at the units (users, silos, examples) in a group: the divisor
+    population: PositiveInt  # a public upper bound on all units
     sampling: Literal["everyone", "poisson", "fixed-size", "balanced"] = "everyone"
     rate: Annotated[float, Field(gt=0, le=1)] | None = None  # poisson
     capped: bool = True  # poisson: cohorts of at most m + 6 sqrt(m)
@@ -241,9 +264,9 @@ class Privacy(Table):
     clip: PositiveFloat | None = None
     adaptive_clip: Adaptive | None = None
     correlated: Correlated | None = None  # everyone, balanced
-    minimum_users: PositiveInt = 20  # below it, by a noisy count, no model is trained
+    minimum_units: PositiveInt = 20  # below it, by a noisy count, no model is trained
     count_noise: PositiveFloat = 4.0
-    threshold_noise: PositiveFloat = 4.0  # users, in every bin of the histogram that thresholds are learnt from
+    threshold_noise: PositiveFloat = 4.0  # units, in every bin of the histogram that thresholds are learnt from
 
     @pydantic.model_validator(mode="after")
     def _consistent(self) -> "Privacy":
@@ -255,7 +278,7 @@ class Privacy(Table):
         for name, sampling in {"rate": "poisson", "size": "fixed-size", "groups": "balanced"}.items():
             if (getattr(self, name) is None) == (self.sampling == sampling):
                 problems.append(f"{name} goes with sampling = '{sampling}', which needs it")
-        for name in ("users", "size", "groups"):
+        for name in ("units", "size", "groups"):
             if (getattr(self, name) or 0) > self.population:
                 problems.append(f"{name}={getattr(self, name)} exceeds population={self.population}")
         return sound(self, problems + (self._correlated_problems() if self.correlated else []))
@@ -280,7 +303,7 @@ class Privacy(Table):
     @property
     def contributors(self) -> float:
         """The public divisor: how many are expected to take part in a round."""
-        return float(self.size or self.users * (self.rate or 1.0) / (self.groups or 1))
+        return float(self.size or self.units * (self.rate or 1.0) / (self.groups or 1))
 
 
 class Optimizer(Table):
@@ -297,65 +320,9 @@ class Optimizer(Table):
         return Sgd(rate=self.rate, momentum=self.momentum, nesterov=self.nesterov)
 
 
-class Networks(Table):
-    """`size` gives a pair; the other names change parts of it."""
-
-    size: Literal["paper", "small"] = "small"
-    critic_widths: tuple[PositiveInt, ...] | None = None
-    critic_hidden: Annotated[int, Field(ge=0)] | None = None  # 0 for no hidden layer
-    generator_latent: PositiveInt | None = None
-    generator_hidden: PositiveInt | None = None
-    generator_widths: tuple[PositiveInt, ...] | None = None
-    classes: NonNegativeInt = 0  # above 0: a conditional pair, which learns images with their labels
-
-    def built(self, side: int, channels: int) -> Gan:
-        pair = Gan.paper(side, channels) if self.size == "paper" else Gan.small(side, channels)
-        critic = {"widths": self.critic_widths, "hidden": self.critic_hidden}
-        generator = {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
-        pair = dataclasses.replace(
-            pair, critic=_changed(pair.critic, critic), generator=_changed(pair.generator, generator)
-        )
-        return pair.conditional(self.classes) if self.classes else pair
-
-
-class Text(Table):
-    """A language model in place of a GAN: of words outside a vocabulary, letter by letter, or of whole sentences."""
-
-    model: Literal["spelling", "words", "ngrams"] = "spelling"  # ngrams: of words too, without a network, in one round
-    vocabulary: Path | None = None  # a public list or a charged release, one word a line
-    public: Path | None = None  # or sentences anybody may see (.txt, .jsonl), whose most frequent words are known
-    vocabulary_size: PositiveInt = 10_000  # of those; docstrings bring a public text of their own
-    tokenizer: str = "plain"
-    # Bytes of a word, or words of a sentence; longer ones are cut, and no sentence is held with more bytes.
-    width: Annotated[PositiveInt, Field(le=words.SENTENCE_BYTES)] = 16
-    size: Literal["paper", "small"] = "small"
-    embedding: PositiveInt | None = None
-    units: PositiveInt | None = None
-    projection: NonNegativeInt | None = None
-    layers: PositiveInt | None = None
-    order: Literal[2, 3] = 3  # ngrams: letters that are counted together
-    warm_steps: NonNegativeInt = 300  # on the vocabulary's spellings, or on public sentences, before anything private
-    baseline: Path | None = None  # the folder of an earlier model, to compare with
-    samples: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
-
-    @pydantic.field_validator("tokenizer")
-    @classmethod
-    def _known(cls, kind: str) -> str:
-        words.tokenizer(kind)  # or it says which there are
-        return kind
-
-    def built(self, vocabulary: int) -> LanguageModel:
-        small, spelling = self.size == "small", self.model == "spelling"
-        if spelling:
-            found = LanguageModel.small_spelling() if small else LanguageModel.spelling()
-        else:
-            found = LanguageModel.small_words(vocabulary) if small else LanguageModel.words(vocabulary)
-        return _changed(found, self.model_dump(include={"embedding", "units", "projection", "layers"}))
-
-
 class Training(Table):
     batch: PositiveInt = 32
-    epochs: PositiveInt = 1  # text: passes over a user's batches
+    epochs: PositiveInt = 1  # passes over a user's batches
     local_steps: PositiveInt = 6
     local_rate: PositiveFloat = 5e-4
     decay: Annotated[float, Field(ge=0)] = 0.0
@@ -363,6 +330,33 @@ class Training(Table):
     generator_steps: PositiveInt = 6
     generator_batch: PositiveInt = 32
     generator: Optimizer = Optimizer(rate=5e-3)
+
+
+class Settings(Table):
+    """What every recipe says, whatever the medium of its data, whose own tables stand beside these."""
+
+    name: Name
+    task: Literal["T1", "T2", "T3", "T4"]
+    algorithm: Annotated[str, pydantic.AfterValidator(_algorithm)] | None = None  # by default what goes with the model
+    seed: Annotated[int, Field(ge=-(2**62), le=2**62)] = 0  # of everything public: initial weights, latents, samples
+    data: Data
+    primary: PrimarySettings | None = None
+    selections: dict[Name, Selection]
+    privacy: Privacy
+    training: Training = Training()
+    hypotheses: tuple[str, ...] = ()  # what else could explain a difference: package.module:function
+
+    @pydantic.field_validator("hypotheses")
+    @classmethod
+    def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
+        for kind in kinds:
+            media.fault(kind)  # or it says what is wrong
+        return kinds
+
+    @property
+    def fault_kinds(self) -> tuple[str, ...]:
+        """All that it names: planted, or to be tried."""
+        return (*self.hypotheses, *([self.data.bug.kind] if self.data.bug else []))
 
 
 def sound(table: Checked, problems: typing.Sequence[str]) -> Checked:
@@ -378,5 +372,6 @@ def under(below: float | Quantile | None, at_least: float | Quantile | None) -> 
     return isinstance(below, float) and isinstance(at_least, float) and below <= at_least
 
 
-def _changed(settings: Any, changes: dict[str, Any]) -> Any:
+def changed(settings: Any, changes: dict[str, Any]) -> Any:
+    """With those that are given."""
     return dataclasses.replace(settings, **{key: value for key, value in changes.items() if value is not None})

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedlens.algorithms import FedAvgGan
 from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute
@@ -19,6 +18,7 @@ from fedlens.ledger.spending import suffered
 from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
 from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN
 
 Result = TypeVar("Result")
 
@@ -48,10 +48,11 @@ class Forecast:
     alternatives: tuple[Alternative, ...]
     fits: bool = True
     counted: float | None = None  # the epsilon after it as a filter counts it, where there is a budget
-    told: str = ""  # what decides, in words
+    rule: str = ""  # by which it fits or does not, in words
 
     def to_dict(self) -> dict[str, Any]:
-        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
+        plans = self.recipe.plans
+        count, train, thresholds = plans[COUNT], plans[TRAIN], plans.get(THRESHOLDS)
         return {
             "guarantee": self.joint.to_dict(),
             "epsilon_per_model": self.alone.to_dict()["epsilon"],
@@ -65,14 +66,15 @@ class Forecast:
             "warnings": list(self.recipe.warnings),
             "ledger": self.standing.to_dict() if self.standing else None,
             "after": self.after.to_dict() if self.after else None,
-            "filter": None if self.counted is None else {"epsilon": plain(self.counted), "text": self.told},
+            "filter": None if self.counted is None else {"epsilon": plain(self.counted), "text": self.rule},
             "fits": self.fits,
             "runs_left": self.runs_left,
-            "alternatives": [{"text": found.text, "set": list(found.sets)} for found in self.alternatives],
+            "alternatives": [{"text": other.text, "set": list(other.sets)} for other in self.alternatives],
         }
 
     def text(self) -> str:
-        (count, train), thresholds = self.recipe.plans, self.recipe.threshold_plan
+        plans = self.recipe.plans
+        count, train, thresholds = plans[COUNT], plans[TRAIN], plans.get(THRESHOLDS)
         readings = ", ".join(f"{name} {rounded(value)}" for name, value in self.readings.items())
         moved = "all correlated rounds together" if isinstance(train, MatrixPlan) else "a sum"
         lines = [
@@ -99,7 +101,7 @@ class Forecast:
         now = f"population {name!r} is at epsilon {before} and would be at {rounded(self.after.epsilon)}"
         if standing.budget is None:
             return [f"ledger: {now}; it has no budget (fedlens data register, ledger init)"]
-        lines = [f"ledger: {now}; budget {standing.budget.text}", *([self.told] if self.told else [])]
+        lines = [f"ledger: {now}; budget {standing.budget.text}", *([self.rule] if self.rule else [])]
         lines += [f"{self.runs_left:.1f} of a run like this is left"] if self.runs_left is not None else []
         return lines if self.fits else [*lines, *refusal(self.alternatives)]
 
@@ -119,7 +121,7 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         recipe=recipe,
         alone=recipe.guarantee(spendings[:1] + recipe.learning()),
         joint=recipe.guarantee(spendings),
-        readings=readings(suffered([*spendings, *_earlier(recipe)], recipe.population), recipe.privacy.delta),
+        readings=readings(suffered([*spendings, *_released(recipe)], recipe.population), recipe.privacy.delta),
         noise_to_signal=recipe.noise_to_signal,
         seconds=expected_seconds(recipe),
         standing=standing,
@@ -128,11 +130,11 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         alternatives=() if fits or state is None else tuple(_alternatives(recipe, state)),
         fits=fits,
         counted=state.counted(spendings) if state else None,
-        told=state.told(spendings) if state else "",
+        rule=state.told(spendings) if state else "",
     )
 
 
-def _learning(plan: Plan) -> str:
+def _learning(plan: Promise) -> str:
     spread = f"standard deviation {plan.stddev:g} {plan.unit}s in a bin"
     return f"a noisy histogram of accuracies ({spread}), from which thresholds are learnt, is part of it"
 
@@ -149,51 +151,57 @@ def alternatives(recipe: Recipe, ledger: Ledger) -> list[Alternative]:
     return _alternatives(recipe, state) if state else []
 
 
-def refusal(found: Sequence[Alternative]) -> list[str]:
+def refusal(fitting: Sequence[Alternative]) -> list[str]:
     """How a refused run ends."""
-    if not found:
+    if not fitting:
         return ["Nothing like it fits into what is left of the budget."]
-    return ["It would fit with", *(f"  {alternative}" for alternative in found)]
+    return ["It would fit with", *(f"  {alternative}" for alternative in fitting)]
 
 
-def _earlier(recipe: Recipe) -> list[Spending]:
+def _released(recipe: Recipe) -> list[Spending]:
     """What was paid for the vocabulary, by the users of this recipe: those it was learnt from may be the same."""
     return [
-        dataclasses.replace(found, account=dataclasses.replace(found.account, population=recipe.population))
-        for found in recipe.earlier
+        dataclasses.replace(paid, account=dataclasses.replace(paid.account, population=recipe.population))
+        for paid in recipe.released
     ]
 
 
 def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
     """All valid readings of the same releases, the tightest first; a Renyi bound exists for some samplers only."""
     exact = all(isinstance(loss, Gaussian) for loss in losses)
-    found = {"exact Gaussian" if exact else "PLD": accounting.epsilon_of(losses, delta)}
+    epsilons = {"exact Gaussian" if exact else "PLD": accounting.epsilon_of(losses, delta)}
     if all(loss.multiplier > 0 for loss in losses):
         try:
-            found["RDP, improved conversion"] = rdp.epsilon(losses, delta, rdp.improved)
-            found["RDP, classic conversion"] = rdp.epsilon(losses, delta, rdp.classic)
+            epsilons["RDP, improved conversion"] = rdp.epsilon(losses, delta, rdp.improved)
+            epsilons["RDP, classic conversion"] = rdp.epsilon(losses, delta, rdp.classic)
         except ValueError:
             pass  # capped cohorts and replaced units: PLD only
-    return found
+    return epsilons
 
 
 def expected_seconds(recipe: Recipe) -> float:
     """From what made-up users take here and now, one alone or, where that is quick, sixteen side by side."""
-    one_step = recipe.algorithm()
-    if isinstance(one_step, FedAvgGan):
-        one_step = dataclasses.replace(one_step, generator_steps=1)  # of a round's, which are all alike
+    algorithm, times = _abridged(recipe.built())
     clock, cores = _Stopwatch(recipe), torch.get_num_threads()
     torch.set_num_threads(1)  # as the engine does: every core has users of its own
     try:
-        for _ in one_step.run(clock, one_step.start()):
+        for _ in algorithm.run(clock, algorithm.start()):
             pass
-        return clock.seconds_a_round(cores) * recipe.privacy.rounds * len(recipe.selections)
+        return clock.seconds_a_round(cores, times) * recipe.privacy.rounds * len(recipe.selections)
     finally:
         torch.set_num_threads(cores)
 
 
+def _abridged(algorithm: Any) -> tuple[Any, int]:
+    """With one of the server's steps in a round, which are all alike; and how many it takes."""
+    repeated = getattr(algorithm, "repeated", None)
+    return (
+        (dataclasses.replace(algorithm, **{repeated: 1}), getattr(algorithm, repeated)) if repeated else (algorithm, 1)
+    )
+
+
 class _Stopwatch:
-    """Stands at the door for two rounds, measures made-up users, and answers with zeros."""
+    """Stands in for a curator for two rounds, measures made-up users, and answers with zeros."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe, self._unit_seconds = recipe, math.inf
@@ -201,12 +209,7 @@ class _Stopwatch:
         self.remaining = 2
 
     def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
-        text, side = self._recipe.text, self._recipe.side
-        width = self._recipe.algorithm().examples_per_unit
-        example = torch.zeros(text.width + 2) if text else torch.zeros(1, side, side)
-        unit = {"x": example.byte().expand(width, *example.shape), "mask": torch.ones(width)}
-        if self._recipe.model.classes:
-            unit["y"] = torch.zeros(width, dtype=torch.long)
+        unit = self._recipe.medium.blank(self._recipe, self._recipe.built().examples_per_unit)
         with torch.no_grad():
             seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
             if seconds < 0.03:
@@ -218,11 +221,11 @@ class _Stopwatch:
         self._opened.append(time.perf_counter())
         return trees.zeros(update)
 
-    def seconds_a_round(self, cores: int) -> float:
-        """The users' part, and the server's: it lies between the last answer and now."""
+    def seconds_a_round(self, cores: int, times: int) -> float:
+        """The users' part, and the server's, so many times: it lies between the last answer and now."""
         server = time.perf_counter() - self._opened[-1]
-        users = self._unit_seconds * self._recipe.plans[1].expected_contributors / cores
-        return users + server * (1 if self._recipe.text else self._recipe.training.generator_steps)
+        users = self._unit_seconds * self._recipe.plans[TRAIN].expected_contributors / cores
+        return users + server * times
 
 
 def duration(seconds: float) -> str:
@@ -243,7 +246,7 @@ def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
     for values in itertools.product(*named.values()):
         point = dict(zip(named, values, strict=True))
         variant = recipe.changed([f"privacy.{name}={value}" for name, value in point.items()])
-        train = variant.plans[1]
+        train = variant.plans[TRAIN]
         cost = variant.guarantee(variant.spendings())
         cells.append(
             {name: _number(value) for name, value in point.items()}
@@ -264,7 +267,7 @@ def published(paper: str, recipe: Recipe) -> dict[str, Any]:
     }
     if paper not in methods:
         raise ValueError(f"Expected one of {', '.join(methods)} to reproduce, got {paper!r}.")
-    train, (method, value) = recipe.plans[1], methods[paper]
+    train, (method, value) = recipe.plans[TRAIN], methods[paper]
     if isinstance(train, MatrixPlan):
         raise ValueError("Expected a recipe without [privacy.correlated]: no paper's own method prices such noise.")
     return {
@@ -290,8 +293,8 @@ def _plain_gaussian(train: Plan, delta: float) -> float:
 
 
 def _before(recipe: Recipe, ledger: Ledger) -> list[Spending]:
-    found = ledger.spendings(recipe.population, reserved=True, budget=ledger.budget(recipe.population))
-    return [spending for spending in found if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
+    spendings = ledger.spendings(recipe.population, reserved=True, budget=ledger.budget(recipe.population))
+    return [spending for spending in spendings if spending.kind == (recipe.privacy.unit, recipe.privacy.neighbours)]
 
 
 def _fits(recipe: Recipe, train: Promise, state: Allowance) -> bool:
@@ -300,7 +303,7 @@ def _fits(recipe: Recipe, train: Promise, state: Allowance) -> bool:
 
 def _runs_left(recipe: Recipe, state: Allowance) -> float:
     """How many runs like this would still fit; whole ones where rounds are not paid for one by one."""
-    train = recipe.plans[1]
+    train = recipe.plans[TRAIN]
     one = train.priced_as if isinstance(train, MatrixPlan) else train
     return _rounds_left(recipe, one, state) / one.releases
 
@@ -315,7 +318,7 @@ def _rounds_left(recipe: Recipe, train: Plan, state: Allowance) -> int:
 
 
 def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
-    train = recipe.plans[1]
+    train = recipe.plans[TRAIN]
     candidates: list[tuple[str, Promise, list[str]]] = []
     if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, state))):
         fewer = dataclasses.replace(train, releases=rounds)
@@ -323,16 +326,16 @@ def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
     percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100)
     if percent:
         noisier = _noisier(train, 100 / percent)
-        told = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
-        candidates.append((f"{told}, same rounds", noisier, []))
+        text = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
+        candidates.append((f"{text}, same rounds", noisier, []))
     if isinstance(train, Plan) and isinstance(sampling := train.sampling, Poisson):
         share = _last(lambda p: _fits(recipe, _thinner(train, sampling, p / 100), state), 99)
         if share:
             thinner = _thinner(train, sampling, share / 100)
-            told = f"{thinner.expected_contributors:.0f} users a round instead of {train.expected_contributors:.0f}"
-            candidates.append((f"{told}, same noise", thinner, [f"rate={sampling.rate * share / 100:.6g}"]))
-    found = [_worded(recipe, *candidate) for candidate in candidates]
-    return [alternative for alternative in found if _holds(recipe, alternative, state)]
+            text = f"{thinner.expected_contributors:.0f} users a round instead of {train.expected_contributors:.0f}"
+            candidates.append((f"{text}, same noise", thinner, [f"rate={sampling.rate * share / 100:.6g}"]))
+    worded = [_worded(recipe, *candidate) for candidate in candidates]
+    return [alternative for alternative in worded if _holds(recipe, alternative, state)]
 
 
 def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alternative:
@@ -348,10 +351,10 @@ def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alter
     return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
 
 
-def _holds(recipe: Recipe, found: Alternative, state: Allowance) -> bool:
+def _holds(recipe: Recipe, alternative: Alternative, state: Allowance) -> bool:
     """Whether the recipe changed like this really fits; rounding, or the head count's own cost, may be in the way."""
     try:
-        variant = recipe.changed(found.sets)
+        variant = recipe.changed(alternative.sets)
         return state.fits(variant.spendings())
     except ValueError:
         return False
@@ -381,8 +384,8 @@ def _last(holds: Callable[[int], bool], high: int) -> int:
 def _axes(text: str) -> dict[str, list[str]]:
     named: dict[str, list[str]] = {}
     for piece in text.split(","):
-        name, found, value = piece.rpartition("=")
-        if found:
+        name, equals, value = piece.rpartition("=")
+        if equals:
             named[name.strip()] = []
         if not named or not value.strip():
             raise ValueError(f"Expected --sweep rounds=20,50,users=100,200, got {text!r}.")

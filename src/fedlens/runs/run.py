@@ -5,7 +5,7 @@
         run.json                   where the ledger is, whether the noise is simulated
         plan.json, statement.md    the promise, made before any data was read
         primary.safetensors        the public classifier, where there is one, in whatever form it came
-        beside.json                a keyed tag of the data: a resumed run must find them as they were
+        data.json                  a keyed tag of the data: a resumed run must find them as they were
         thresholds.json            learnt from a noisy histogram, where the recipe asks for quantiles
         <selection>/               count.json; checkpoint.safetensors while it trains; metrics.jsonl, model.safetensors
         <selection>/rounds/        what the model drew on the way
@@ -19,35 +19,33 @@ noise is derived from) lies beside the ledger, readable by its owner only, and i
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import pathlib
 import secrets
 import shutil
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 
-from fedlens.core import files, pins, tensorfiles, trees
+from fedlens.algorithms.histogram import quantiles
+from fedlens.core import files, pins
 from fedlens.core.randomness import Randomness
 from fedlens.core.trees import Tree
-from fedlens.curators.protocol import PrivacySpentError
-from fedlens.curators.simulated import Engine, SimulatedCurator
-from fedlens.data.population import DataError, Population
-from fedlens.ledger import Item, Ledger, RunClosedError, is_remote
-from fedlens.media.opening import Trained
+from fedlens.curators.engine import Engine
+from fedlens.curators.site import Site, Thresholds
+from fedlens.data.population import DataError
+from fedlens.ledger import Item, Ledger, is_remote
+from fedlens.media.protocol import Trained
 from fedlens.owner.admission import admitted
 from fedlens.owner.folder import Owner
 from fedlens.privacy import Guarantee
-from fedlens.recipes.recipe import STAGES, Recipe, to_toml
-from fedlens.recipes.tables import THRESHOLDS
+from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN
 from fedlens.report.report import Report
-from fedlens.runs import preparation
-from fedlens.runs import reporting as run_reports
-from fedlens.runs.preparation import Side, Thresholds
+from fedlens.runs import preparation, reporting
+from fedlens.runs.carrying_out import Asking, carried_out
+from fedlens.runs.folder import FolderKeeper, Watcher
 from fedlens.runs.safeguards import (
     alone,
     check_plain,
@@ -57,19 +55,12 @@ from fedlens.runs.safeguards import (
     make_secrets,
     note_made,
     only_our_code,
+    private_place,
 )
 
-VERSION = 2  # of run folders
-BESIDE = "beside"  # names the secret under which data are tagged
-CHECKPOINT_SECONDS = 10.0
-_METRICS = {"round", "epsilon_so_far", "clip", "simulated"}  # of a line in metrics.jsonl: public numbers
+VERSION = 3  # of run folders
+DATA = "_data"  # names the secret under which data are tagged; no selection is called so
 MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
-
-
-class Watcher(Protocol):
-    """Is told of progress: public facts only."""
-
-    def __call__(self, selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,11 +97,8 @@ class Run:
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
-        if recipe.text and recipe.text.baseline:
-            run_reports.baseline(recipe, recipe.text.baseline)  # better now than when all is spent
+        recipe.medium.baseline(recipe)  # what is wrong with it is better said now than when all is spent
         only_our_code(recipe, seed)
-        if recipe.text:
-            len(recipe.vocabulary)  # what is wrong with it is said before anything is set aside
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
         recipe.spendings()  # an epsilon out of reach is told before anything is written
@@ -118,9 +106,8 @@ class Run:
         recipe, _ = admitted(recipe, Owner(address, book), simulated=seed is not None, say=say)
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
-        if recipe.text:
-            _check_price(recipe, book)
-            run_reports.unconfirmed_baseline(recipe, book)  # or the ledger contradicts it
+        recipe.medium.check_prices(recipe, book)
+        reporting.unconfirmed_baseline(recipe, book)  # or the ledger contradicts it
         refused = False
         try:
             try:
@@ -130,10 +117,9 @@ class Run:
                 raise
             folder.mkdir(parents=True)
             if seed is None:
-                learning = [THRESHOLDS] if recipe.threshold_plan else []
-                make_secrets(address, run.name, [BESIDE, *learning, *recipe.selections])
+                make_secrets(address, run.name, [DATA, *dict.fromkeys(stage.group for stage in recipe.stages)])
             files.write(folder / "recipe.toml", to_toml(recipe))
-            files.write(folder / "plan.json", json.dumps(run_reports.plan_of(recipe, promise), indent=1))
+            files.write(folder / "plan.json", json.dumps(reporting.plan_of(recipe, promise), indent=1))
             files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
             about = {
                 "version": VERSION,
@@ -150,12 +136,16 @@ class Run:
         return run
 
     @property
-    def _simulated(self) -> dict[str, bool]:
+    def simulated(self) -> bool:
+        return self.seed is not None
+
+    @property
+    def _mark(self) -> dict[str, bool]:
         """What stands with every number of a simulated run."""
-        return {} if self.seed is None else {"simulated": True}
+        return {"simulated": True} if self.simulated else {}
 
     def items(self) -> list[Item]:
-        return self.recipe.items(self.name, self.seed is not None)
+        return self.recipe.items(self.name, self.simulated)
 
     def abandoned(self, book: Ledger) -> None:
         """Returns what is not spent."""
@@ -200,7 +190,7 @@ class Run:
         return cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
 
     def promised(self) -> Guarantee:
-        return self.recipe.guarantee(self.recipe.spendings(self.name, self.seed is not None))
+        return self.recipe.guarantee(self.recipe.spendings(self.name, self.simulated))
 
     def executed(self, watch: Watcher) -> Report:
         """Trains what is not trained yet, then reports. Safe to interrupt at any point and to call again."""
@@ -223,10 +213,10 @@ class Run:
         book = Ledger(self.address)
         if not all(self._settled(self.folder / selection, book) for selection in self.recipe.selections):
             self._train(book, watch)
-        models = run_reports.models_in(self.folder, self.recipe)
+        models = reporting.models_in(self.folder, self.recipe)
         self._close(book, self._accounts())
         for selection, model in models.items():  # or the ledger contradicts what it says
-            run_reports.unconfirmed(book, model, files.sha256(self.folder / selection / "model.safetensors"))
+            reporting.unconfirmed(book, model, files.sha256(self.folder / selection / "model.safetensors"))
         report = self._report(models, book)
         report.save(self.folder)
         self._seal()
@@ -250,8 +240,8 @@ class Run:
         """As decided by what was written down, so that a resumed run decides the same without asking."""
         if not (part / "count.json").exists():
             return False
-        counted: float = files.json_in(part / "count.json", {"noisy_users": float})["noisy_users"]
-        return counted < self.recipe.privacy.minimum_users
+        counted: float = files.json_in(part / "count.json", {"noisy_units": float})["noisy_units"]
+        return counted < self.recipe.privacy.minimum_units
 
     def _train(self, book: Ledger, watch: Watcher) -> None:
         """All that reads private data, and none of them for an account that may release nothing more."""
@@ -259,27 +249,25 @@ class Run:
             if not self._settled(self._part(account), book):
                 book.must_be_open(account)
         only_our_code(self.recipe, self.seed)
-        if self.recipe.text:
-            _check_price(self.recipe, book)
+        self.recipe.medium.check_prices(self.recipe, book)
         book.reserve(self.items(), recipe=self.recipe.digest, resumed=True)  # done when it was created: checked
-        side = self._usable_side(book)
-        thresholds = self._thresholds(side, book)
+        site = self._usable_site(book)
+        thresholds = self._thresholds(site, book)
         for selection in self.recipe.selections:
-            chosen = functools.partial(preparation.selected, self.recipe, selection, side, thresholds)
-            self._trained(selection, chosen, book, watch)
+            self._trained(selection, site, thresholds, book, watch)
 
     def _report(self, models: dict[str, Trained], book: Ledger) -> Report:
-        found = run_reports.report_of(
+        report = reporting.report_of(
             self.folder,
             self.recipe,
             models,
             # As promised, also where a model was not trained on too few users: a lower price would tell about the data.
             joint=self.promised(),
-            primary=preparation.primary(self.recipe, None, self.folder / "primary.safetensors"),
+            primary=preparation.primary(self.recipe, self.folder / "primary.safetensors"),
             device=self.device,
         )
-        doubt = run_reports.unconfirmed_baseline(self.recipe, book)
-        return run_reports.marked(found, f"the baseline: {doubt}") if doubt else found
+        doubt = reporting.unconfirmed_baseline(self.recipe, book)
+        return reporting.marked(report, f"the baseline: {doubt}") if doubt else report
 
     def _seal(self) -> None:
         check_plain(self.folder)  # hashes of what lies elsewhere would tell guesses apart
@@ -287,95 +275,74 @@ class Run:
         hashes = {str(path.relative_to(self.folder)): files.sha256(path) for path in paths}
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
 
-    def _usable_side(self, book: Ledger) -> Side:
-        """The private side; if it cannot be used and nothing was released yet, what was set aside is returned."""
+    def _usable_site(self, book: Ledger) -> Site:
+        """Where the data lie; if they cannot be used and nothing was released yet, what was set aside is returned."""
         try:
-            recipe, known = admitted(self.recipe, Owner(self.address, book), simulated=self.seed is not None)
-            fresh = not any(book.spent(item.account.run, item.stage) for item in self.items())
+            recipe, known = admitted(self.recipe, Owner(self.address, book), simulated=self.simulated)
+            fresh = self._released_nothing(book)
             source = known.data if known else recipe.data
-            side = Side.of(recipe, self.folder / "primary.safetensors", source, fresh)
-            if known and side.primary and side.primary.foreign:
+            site = preparation.site(recipe, self.folder / "primary.safetensors", source, fresh)
+            if known and site.primary and site.primary.foreign:
                 known.check_programs()  # once more: of what was opened, whatever lay there before
         except Exception as error:  # a full disk or a lost connection may be mended, and the run resumed
-            if not isinstance(error, OSError) and not any(book.spent(i.account.run, i.stage) for i in self.items()):
+            if not isinstance(error, OSError) and self._released_nothing(book):
                 self.abandoned(book)
                 self._leave_no_folder()
             raise
-        self._pin(side, book)
-        return side
+        self._pin(site, book)
+        return site
+
+    def _released_nothing(self, book: Ledger) -> bool:
+        return not any(book.spent(item.account.run, item.stage) for item in self.items())
 
     def _leave_no_folder(self) -> None:
         """Of a run that ended before it released anything, unless somebody put something else there."""
         if {path.name for path in self.folder.iterdir()} <= MADE_WITHOUT_DATA:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _pin(self, side: Side, book: Ledger) -> None:
+    def _pin(self, site: Site, book: Ledger) -> None:
         """A resumed run goes on with the same data and classifier: else a user may be in two groups, priced as one."""
-        kept, tag = self.folder / "beside.json", self._randomness(BESIDE).tag(side.fingerprint())
+        kept, tag = self.folder / "data.json", self._randomness(DATA).tag(site.fingerprint())
         known = files.content(kept).decode(errors="replace") if kept.exists() else None
-        if known is None and not any(book.spent(item.account.run, item.stage) for item in self.items()):
+        if known is None and self._released_nothing(book):
             files.write(kept, json.dumps({"tag": tag}))
         elif known != json.dumps({"tag": tag}):
             raise DataError("Expected the data and the primary model that this run started with; they have changed.")
 
-    def _thresholds(self, side: Side, book: Ledger) -> Thresholds:
+    def _asking(self, group: str, book: Ledger, engine: Engine | None, device: str = "cpu") -> Asking:
+        randomness = self._randomness(group)
+        account = self.recipe.account(self.name, group, randomness.simulated)
+        return Asking(book=book, account=account, randomness=randomness, device=device, engine=engine)
+
+    def _thresholds(self, site: Site, book: Ledger) -> Thresholds:
         """Learnt at a price where the recipe asks for quantiles; a resumed run asks again, and is told the same."""
-        plan = self.recipe.threshold_plan
-        if plan is None or side.accuracies is None:
+        if THRESHOLDS not in self.recipe.plans or site.accuracies is None:
             return {}
-        randomness = self._randomness(THRESHOLDS)
-        door = SimulatedCurator(
-            side.judged(),
-            plan,
-            ledger=book,
-            account=self.recipe.account(self.name, THRESHOLDS, randomness.simulated),
-            randomness=randomness,
-            stage=THRESHOLDS,
-            engine=Engine(),
-        )
-        learnt = preparation.thresholds(self.recipe, door)
-        told = [{"quantile": level, "accuracy": accuracy} | self._simulated for level, accuracy in learnt.items()]
-        files.write(self.folder / "thresholds.json", json.dumps(told, indent=1))
+        stage = self.recipe.stage(THRESHOLDS, THRESHOLDS)
+        state = carried_out(stage, site, self._asking(THRESHOLDS, book, Engine()))
+        learnt = quantiles(stage.algorithm.result(state), self.recipe.quantiles)
+        rows = [{"quantile": level, "accuracy": accuracy} | self._mark for level, accuracy in learnt.items()]
+        files.write(self.folder / "thresholds.json", json.dumps(rows, indent=1))
         return learnt
 
-    def _trained(self, selection: str, chosen: Callable[[], Population], book: Ledger, watch: Watcher) -> None:
-        """Saves the model of one selection, unless too few users are in it."""
+    def _trained(self, selection: str, site: Site, thresholds: Thresholds, book: Ledger, watch: Watcher) -> None:
+        """Saves the model of one selection, unless too few units are in it."""
         folder = self.folder / selection
         if self._settled(folder, book):
             return
         folder.mkdir(exist_ok=True)
-        randomness = self._randomness(selection)
-        account = self.recipe.account(self.name, selection, randomness.simulated)
-        door = functools.partial(SimulatedCurator, chosen(), ledger=book, account=account, randomness=randomness)
-        count_plan, train_plan = self.recipe.plans
-        counting, training = STAGES
-        counter = door(plan=count_plan, stage=counting, engine=Engine(), examples_per_unit=1)
-        head_count = counter.noisy_mean(present, {})
-        counted = {"noisy_users": round(float(head_count["users"]), 1)} | self._simulated
+        counting, training = (self.recipe.stage(name, selection) for name in (COUNT, TRAIN))
+        state = carried_out(counting, site, self._asking(selection, book, Engine()), thresholds)
+        counted = {"noisy_units": round(float(counting.algorithm.result(state)), 1)} | self._mark
         files.write(folder / "count.json", json.dumps(counted))
         if self._of_too_few(folder):
             return
-        algorithm = self.recipe.algorithm()
         # A seed promises the same run again, and chunks round differently: with one, the engine is not measured.
-        fixed = Engine.repeatable(self.device) if randomness.simulated else None
-        state, engine = self._resumed(folder) or (self.recipe.start(self.device), fixed)
-        curator = door(
-            plan=train_plan,
-            stage=training,
-            examples_per_unit=algorithm.examples_per_unit,
-            engine=engine,
-            device=self.device,
-            position=int(state["round"]),
-        )
-
-        if curator.engine is None:
-            # Killed in its first round, it must be able to ask the same again: another engine's is another question.
-            curator.settle(algorithm.beside.contribute, algorithm.round(trees.moved(state, self.device))[0])
-            self._checkpoint(folder, state, curator)
+        engine = Engine.repeatable(self.device) if self.simulated else None
         make = functools.partial(self._model, selection, book)
-        states = algorithm.run(curator, trees.moved(state, self.device))
-        states = run_reports.glimpsed(states, make, folder, self.recipe)
-        state = self._rounds(states, state, curator, folder, watch)
+        private = private_place(self.address, self.name, selection)
+        keeper = FolderKeeper(folder, self.recipe, private=private, model=make, watch=watch, simulated=self.simulated)
+        state = carried_out(training, site, self._asking(selection, book, engine, self.device), thresholds, keeper)
         self._keep(make(state), folder)
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
@@ -389,120 +356,12 @@ class Run:
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
         own = book.spending(f"{self.name}/{selection}")
-        return run_reports.model_of(self.recipe, selection, state, own, book.pin())
-
-    def _rounds(
-        self, states: Iterator[Tree], state: Tree, curator: SimulatedCurator, folder: pathlib.Path, watch: Watcher
-    ) -> Tree:
-        """Lets the algorithm run, saving as it goes; what was not saved when a run breaks off is done again, free."""
-        saved_at, started, first = time.monotonic(), time.monotonic(), int(state["round"])
-        _shortened(folder / "metrics.jsonl", first)
-        try:
-            for state in states:
-                done = int(state["round"])
-                facts = self._facts(folder.name, done, curator.charged) | (
-                    {"clip": round(float(state["clip"]), 6)} if "clip" in state else {}
-                )
-                files.append_line(folder / "metrics.jsonl", json.dumps({"round": done} | facts))
-                pace = (time.monotonic() - started) / (done - first)
-                watch(folder.name, done, self.recipe.privacy.rounds, facts | {"seconds_a_round": pace})
-                due = self.recipe.plans[1].in_turn or time.monotonic() - saved_at > CHECKPOINT_SECONDS
-                if done == first + 1 or due:
-                    self._checkpoint(folder, state, curator)
-                    saved_at = time.monotonic()
-        except RunClosedError:
-            raise  # somebody gave it up
-        except PrivacySpentError as refusal:
-            if curator.charged < self.recipe.privacy.rounds:  # not spent, but refused: it would pass for a short model
-                told = f"{folder.name} was refused what comes after round {int(state['round'])}"
-                raise PrivacySpentError(f"{told} of {self.recipe.privacy.rounds}. {refusal}") from None
-            # Rounds lost in a crash were charged and cannot be had again; the model ends a little earlier.
-        except (KeyboardInterrupt, OSError):
-            self._checkpoint(folder, state, curator)
-            raise
-        self._checkpoint(folder, state, curator)
-        return state
-
-    def _facts(self, selection: str, done: int, charged: int) -> dict[str, Any]:
-        return run_reports.facts(self.recipe, selection, done, charged, simulated=self.seed is not None)
-
-    def _checkpoint(self, folder: pathlib.Path, state: Tree, curator: SimulatedCurator) -> None:
-        engine = dataclasses.asdict(curator.engine) if curator.engine else None
-        about = {"recipe_sha256": self.recipe.digest, "engine": engine}
-        tensorfiles.write(folder / "checkpoint.safetensors", state, about)
-
-    def _resumed(self, folder: pathlib.Path) -> tuple[Tree, Engine | None] | None:
-        if not (folder / "checkpoint.safetensors").exists():
-            return None
-        state, about = tensorfiles.read(folder / "checkpoint.safetensors")
-        if about.get("recipe_sha256") != self.recipe.digest:
-            raise ValueError(f"Expected a checkpoint of this recipe in {folder.name}; it belongs to another one.")
-        with files.damage(f"Expected a whole header in {folder.name}/checkpoint.safetensors; it is damaged."):
-            engine = Engine(**about["engine"]) if about["engine"] else None
-        _check_state(state, self.recipe.start("cpu"), folder)
-        return state, engine
+        return reporting.model_of(self.recipe, selection, state, own, book.pin())
 
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:
             return Randomness.seeded(self.seed)
         return kept_randomness(self.address, self.name, selection)
-
-
-def present(message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
-    """Contributes 1 for a unit that holds any example: the head count."""
-    return {"users": (examples["mask"].sum() > 0).float()}, memory
-
-
-def _check_price(recipe: Recipe, book: Ledger) -> None:
-    """A list that this ledger knows as learnt comes with the price that it was booked at."""
-    words, public = recipe.vocabulary, recipe.text.public if recipe.text else None
-    if public and {files.sha256(one) for one in files.within(pathlib.Path(public))} & {r["model"] for r in book.runs()}:
-        raise ValueError("Expected a learnt list of words as text.vocabulary, with its price; not as public text.")
-    named = bool(words.facts) or bool(recipe.text and recipe.text.vocabulary is None)  # counted in public text just now
-    booked = [
-        (told["run"], told["simulated"], [stage["plan"] for stage in told["stages"]])
-        for told in book.runs()
-        if told["model"] == words.digest or words.resembles(book.learnt(told["run"]), named)
-    ]
-    told = [(e.account.run, e.account.simulated, [plan.to_dict() for plan in e.plans]) for e in recipe.earlier]
-    if booked and not any(price in booked for price in told):
-        runs = " or ".join(run for run, _, _ in booked)
-        raise ValueError(
-            f"Expected the price of the vocabulary beside it, as the ledger knows it: the list was learnt by {runs}."
-            " (Most of its words are words of that list. Of public text, fedlens vocabulary count makes a list that"
-            " says where it comes from.)"
-        )
-
-
-def _check_state(state: Tree, start: Tree, folder: pathlib.Path) -> None:
-    """A checkpoint holds what the first state holds, or lists that grew from it."""
-    same = state.keys() == start.keys() and all(
-        (state[name].dtype, state[name].dim()) == (leaf.dtype, leaf.dim()) for name, leaf in start.items()
-    )
-    if not same or not int(state["round"]) >= 0:
-        raise ValueError(f"Expected the state of a run in {folder.name}/checkpoint.safetensors; it is damaged.")
-
-
-def _shortened(metrics: pathlib.Path, lines: int) -> None:
-    """Drops the lines of rounds that will be done again: one line a round, from the first.
-
-    What is kept is written anew, number by number: somebody may have put other content in its place.
-    """
-    if metrics.exists():
-        kept = itertools.takewhile(_of_numbers, map(_parsed, files.content(metrics).splitlines()[:lines]))
-        files.write(metrics, "".join(f"{json.dumps(line)}\n" for line in kept))
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return files.parsed_json(line, "")
-    except ValueError:
-        return None  # cut short when the power went
-
-
-def _of_numbers(line: Any) -> bool:
-    told = line.items() if isinstance(line, dict) else [("", "")]
-    return all(key in _METRICS and (isinstance(value, int | float) or value == "infinity") for key, value in told)
 
 
 def _checked_device(device: str) -> None:

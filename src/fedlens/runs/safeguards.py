@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
 import stat
 from collections.abc import Iterable, Iterator
 
@@ -40,14 +41,17 @@ def check_plain(folder: pathlib.Path) -> None:
 
 def only_our_code(recipe: Recipe, seed: int | None) -> None:
     """Code of somebody else's would see every private example: it may keep what it saw, and tell it anywhere."""
-    bug, tokenizer = recipe.data.bug, recipe.text.tokenizer if recipe.text else ""
-    if seed is None and bug and ":" in bug.kind:
+    if seed is not None:
+        return
+    bug = recipe.data.bug
+    if bug and ":" in bug.kind:
         raise ValueError("Expected --simulate with a bug of one's own: its code sees every private example.")
-    if seed is None and ":" in tokenizer:
-        raise ValueError(
-            "Expected --simulate with a tokenizer of one's own: its code sees every private sentence. Split the text "
-            "beforehand, and take tokenizer = 'whitespace'."
-        )
+    for place, kind in recipe.medium.functions(recipe).items():
+        if ":" in kind:
+            raise ValueError(
+                f"Expected --simulate with a {place} of one's own: its code sees every private example. Prepare the"
+                " data beforehand, and take one of ours."
+            )
 
 
 def make_secrets(address: str, run: str, uses: Iterable[str]) -> None:
@@ -81,7 +85,15 @@ def forget_secrets(address: str, run: str) -> None:
     folder = _secrets(address)
     for secret in folder.iterdir() if folder.exists() else ():
         if secret.name.startswith(f"{run}."):
-            secret.unlink()
+            shutil.rmtree(secret) if secret.is_dir() else secret.unlink()
+
+
+def private_place(address: str, run: str, part: str) -> pathlib.Path:
+    """How the names begin of all that a part keeps beside the data while it trains."""
+    folder = _secrets(address)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder / f"{run}.{part}"
 
 
 def _secrets(address: str) -> pathlib.Path:

@@ -21,22 +21,26 @@ import numpy as np
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.core import pins
 from fedlens.core.randomness import Randomness
-from fedlens.curators.simulated import Engine, SimulatedCurator
-from fedlens.data import readers
+from fedlens.curators.engine import Engine
+from fedlens.curators.site import Site
 from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Item, Ledger, Spending, guarantee
-from fedlens.media.images.samples import provenance
-from fedlens.media.text import reading as text_preparation
+from fedlens.ledger.provenance import provenance
+from fedlens.media import reading
+from fedlens.media.text.public import sentences_of
+from fedlens.media.text.reading import said
 from fedlens.models import words
 from fedlens.models.words import Vocabulary
 from fedlens.owner.admission import Asked, resolved
 from fedlens.owner.folder import Owner
 from fedlens.owner.registration import refuse
 from fedlens.privacy import Everyone, Guarantee, L2Clip, Plan, Unit
-from fedlens.recipes.tables import Data
-from fedlens.runs import preparation
+from fedlens.recipes.stages import Stage
+from fedlens.recipes.tables import Data, Selection
+from fedlens.runs.carrying_out import Asking, carried_out
 
 STAGE = "words"
+EVERYBODY = Selection(by="everyone")
 # A word holds neither spaces nor control characters, and these bytes stand in no UTF-8.
 ALPHABET = tuple(sorted({*range(0x21, 0xF5)} - {0x7F, 0xC0, 0xC1}))
 CLEAR = 3.0  # standard deviations of noise that a prefix must exceed at the very least
@@ -125,8 +129,8 @@ class Learning:
     def settings(self) -> dict[str, Any]:
         """All of them; of the data the name alone, since what that is their owner says."""
         other = {"data", "user_key", "text_key", "population_name"}
-        told = {key: value for key, value in dataclasses.asdict(self).items() if key not in other}
-        return told | {"data": self.name}
+        public = {key: value for key, value in dataclasses.asdict(self).items() if key not in other}
+        return public | {"data": self.name}
 
     @property
     def text(self) -> str:
@@ -154,8 +158,8 @@ class Learning:
     def warnings(self) -> tuple[str, ...]:
         if self.delta <= 1 / self.population:
             return ()
-        told = f"delta {self.delta:g} is above 1/{self.population}"
-        return (f"{told}: take delta well below 1 / population, or one whole record may be published",)
+        excess = f"delta {self.delta:g} is above 1/{self.population}"
+        return (f"{excess}: take delta well below 1 / population, or one whole record may be published",)
 
 
 def counted(text: pathlib.Path, to: pathlib.Path, *, size: int, tokenizer: str = "plain") -> Vocabulary:
@@ -164,7 +168,7 @@ def counted(text: pathlib.Path, to: pathlib.Path, *, size: int, tokenizer: str =
     if size < 1:
         raise ValueError(f"Expected size={size} >= 1.")
     name = pathlib.Path(os.path.abspath(text)).name  # of `.` too; a link goes by its own name
-    made = words.counted(readers.sentences_of(text), size, tokenizer, name)
+    made = words.counted(sentences_of(text), size, tokenizer, name)
     if not made.words:
         raise ValueError(f"Expected words in {name}; there are none.")
     made.save(to)
@@ -194,19 +198,19 @@ def learned(
     item = asked.item(run, randomness.simulated)
     book.reserve([item], recipe=asked.digest, why=why, text=asked.text, new=True)
     try:
-        found = _released(asked, sentences, run, book, randomness, device)
-        found = dataclasses.replace(found, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
-        found.save(to)
-        book.close(run, found.digest, words=found.marks)
+        made = _released(asked, sentences, run, book, randomness, device)
+        made = dataclasses.replace(made, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
+        made.save(to)
+        book.close(run, made.digest, words=made.marks)
     except BaseException:
         book.close(run)  # what was not charged is returned
         raise
     if pin := pins.found():  # it is a release, which recipes may use
         try:
-            pins.declare(pin, [found.digest])  # of what was released, whatever lies there by now
+            pins.declare(pin, [made.digest])  # of what was released, whatever lies there by now
         except OSError:
             say(f"the owner of this machine must declare {to.name} public before recipes can use it")
-    return found
+    return made
 
 
 def admitted(
@@ -238,30 +242,20 @@ def check(asked: Learning, to: pathlib.Path, seed: int | None) -> None:
 
 
 def _released(asked: Learning, source: Data, run: str, book: Ledger, randomness: Randomness, device: str) -> Vocabulary:
-    algorithm = asked.algorithm
-    curator = SimulatedCurator(
-        _rows(asked, source),
-        asked.plan,
-        ledger=book,
-        account=asked.account(run, randomness.simulated),
-        randomness=randomness,
-        stage=STAGE,
-        examples_per_unit=algorithm.examples_per_unit,
-        # A seed promises the same list again, and chunks round differently: with one, the engine is not measured.
-        engine=Engine.repeatable(device) if randomness.simulated else None,
-        device=device,
-    )
-    state = algorithm.start()
-    for later in algorithm.run(curator, state):
-        state = later
+    stage = Stage(name=STAGE, group="all", who=EVERYBODY, plan=asked.plan, algorithm=asked.algorithm)
+    # A seed promises the same list again, and chunks round differently: with one, the engine is not measured.
+    engine = Engine.repeatable(device) if randomness.simulated else None
+    account = asked.account(run, randomness.simulated)
+    asking = Asking(book=book, account=account, randomness=randomness, device=device, engine=engine)
+    state = carried_out(stage, Site(_rows(asked, source), None, None), asking)
     cost = guarantee([asked.spending(run, randomness.simulated)], asked.delta).headline
-    found = algorithm.vocabulary(state, f"{cost}, a part of what every model with it costs")
-    if not found.words:
+    learnt = asked.algorithm.vocabulary(state, f"{cost}, a part of what every model with it costs")
+    if not learnt.words:
         raise ValueError(
-            f"Expected words that stand out of the noise; none did. {curator.charged} of {asked.plan.releases} releases"
-            " are spent. Take a larger epsilon, more users or public text (fedlens vocabulary count)."
+            f"Expected words that stand out of the noise; none did. {book.spent(run, STAGE)} of {asked.plan.releases}"
+            " releases are spent. Take a larger epsilon, more users or public text (fedlens vocabulary count)."
         )
-    return dataclasses.replace(found, words=found.words[: asked.size])
+    return dataclasses.replace(learnt, words=learnt.words[: asked.size])
 
 
 def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
@@ -271,12 +265,12 @@ def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
 
 def _rows(asked: Learning, source: Data) -> Population:
     """PRIVATE. The different tokens of every user, spelled; one user after the other."""
-    sentences = preparation.opened(source)
+    sentences = reading.opened(source)
     split, width = words.tokenizer(asked.tokenizer), asked.longest + 2
     rows, counts = [_blank(width)], []
     for start, count in zip(sentences.starts, sentences.counts, strict=True):
-        said = text_preparation.said(np.asarray(sentences.columns["text"][start : start + count]), split)
-        different = dict.fromkeys(token for tokens in said for token in tokens if token)
+        spoken = said(np.asarray(sentences.columns["text"][start : start + count]), split)
+        different = dict.fromkeys(token for tokens in spoken for token in tokens if token)
         rows += [words.spelled(token, width)[None] for token in different]
         counts.append(len(different))
     return Population.from_arrays(asked.name, {"x": np.concatenate(rows)}, np.array(counts, np.int64))

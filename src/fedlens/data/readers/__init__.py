@@ -6,8 +6,6 @@ memory grows with the number of users but not of images or sentences. Errors nam
 A user who holds nothing stays a user.
 """
 
-import contextlib
-import functools
 import inspect
 import os
 import pathlib
@@ -19,9 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core import files, pins
 from fedlens.data.population import DataError, Population
-from fedlens.data.readers.docstrings import docstrings, public_text
+from fedlens.data.readers.docstrings import docstrings
 from fedlens.data.readers.hdf5 import hdf5, hdf5_text
 from fedlens.data.readers.idx import idx
 from fedlens.data.readers.jsonl import jsonl
@@ -32,7 +29,6 @@ from fedlens.data.readers.png import png
 from fedlens.data.readers.sentences import checked as checked_text
 from fedlens.data.readers.sqlite import sqlite
 from fedlens.data.readers.writing import filled, write_images, write_text
-from fedlens.models.words import as_sentence
 
 __all__ = [
     "KINDS",
@@ -42,12 +38,9 @@ __all__ = [
     "convert_text",
     "detected",
     "docstrings",
-    "public_text",
-    "sentences_of",
     "text",
 ]
 
-_MOST_PUBLIC = 2**31  # bytes of public text, which is read whole
 KINDS = ("parquet", "idx", "leaf", "hdf5", "png")
 TEXT_KINDS = ("jsonl", "parquet", "leaf", "sqlite", "hdf5")
 
@@ -126,18 +119,6 @@ def text(path: Path, *, user: str = "user", text: str = "text", attributes: Sequ
     return Population.from_arrays(_stem(path), columns, opened.counts)
 
 
-@functools.lru_cache(maxsize=2)
-def sentences_of(path: pathlib.Path, declared: bool = True) -> list[str]:
-    """PUBLIC text, and never private one: JSONL, whoever the users, or a plain file with a sentence a line."""
-    with pins.opened_public(path) if declared else contextlib.nullcontext(path) as found:
-        if ".jsonl" in found.suffixes or found.is_dir():
-            return [as_sentence(row) for row in text(found).columns["text"]]
-        try:
-            return files.content(found, _MOST_PUBLIC, DataError).decode("utf-8", "replace").splitlines()
-        except FileNotFoundError:
-            raise DataError(f"Expected public text at {path}; there is nothing.") from None
-
-
 def _made(folder: Path, write: Callable[[pathlib.Path], None]) -> Population:
     folder = pathlib.Path(folder)
     draft = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
@@ -201,4 +182,5 @@ def _opened(source: pathlib.Path, kind: str, names: dict[str, Path]) -> Source:
         raise ValueError(f"Expected no name of {', '.join(extra)} for {kind}: it has none to choose.")
     if kind == "idx" and len(names) < 2:
         raise ValueError("Expected the files of labels and users beside idx images.")
-    return readers[kind](source, **names)
+    opened: Source = readers[kind](source, **names)
+    return opened

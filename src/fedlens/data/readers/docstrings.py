@@ -1,4 +1,4 @@
-"""PRIVATE. English that lies on every machine: the docstrings of Python's standard library, and a public text."""
+"""PRIVATE. English that lies on every machine: the docstrings of Python's standard library."""
 
 import ast
 import pathlib
@@ -29,15 +29,6 @@ def docstrings() -> Population:
         raise DataError("Expected the source files of Python's standard library; there are none.")
     rows = np.stack([as_row(sentence) for held in users for sentence in held])
     return Population.from_arrays("docstrings", {"text": rows}, np.array([len(held) for held in users]))
-
-
-def public_text() -> str:
-    """The text that `help("topics")` shows: about Python, by its authors, and no docstring."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise DataError("Expected the module pydoc_data.topics of Python's standard library.") from None
-    return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 def _sentences(path: pathlib.Path) -> Iterator[str]:

@@ -23,7 +23,7 @@ from fedlens.data.readers.parts import (
     rows_at_once,
     whole,
 )
-from fedlens.data.readers.sentences import AT_ONCE, MOST_SENTENCE, Found, as_text, as_whole, check_names, gathered
+from fedlens.data.readers.sentences import AT_ONCE, MOST_SENTENCE, Passage, as_text, as_whole, check_names, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 
@@ -77,8 +77,8 @@ def _check_own(file: Any, datasets: list[Any], place: Place) -> None:
         elsewhere = one.file.filename != file.filename or one.is_virtual or one.external
         piece = math.prod(one.chunks or (1,)) * one.dtype.itemsize
         if elsewhere or piece > files.MOST_DECLARED or one.dtype.itemsize > MOST_SENTENCE:
-            told = f"columns of its own, in pieces of at most {files.MOST_DECLARED:,} bytes"
-            raise DataError(f"Expected {told}, in {place.file}, user index {place.user}; there is something else.")
+            wanted = f"columns of its own, in pieces of at most {files.MOST_DECLARED:,} bytes"
+            raise DataError(f"Expected {wanted}, in {place.file}, user index {place.user}; there is something else.")
 
 
 def hdf5_text(
@@ -89,10 +89,10 @@ def hdf5_text(
         import h5py  # noqa: F401
     check_names(attributes, sentences)
     path = pathlib.Path(source)
-    return gathered(lambda: _found(path, users, (sentences, *attributes)), path.name, attributes)
+    return gathered(lambda: _passages(path, users, (sentences, *attributes)), path.name, attributes)
 
 
-def _found(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[Found]:
+def _passages(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[Passage]:
     import h5py
 
     with whole("HDF5", path), h5py.File(path, "r") as file:
@@ -107,9 +107,9 @@ def _found(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[F
                 for row, (text, *values) in enumerate(zip(*columns, strict=True)):
                     where = place.at(row)
                     head = (key, *(as_whole(value, where) for value in values))
-                    yield Found(place, [as_text(text, where)], head)
+                    yield Passage(place, [as_text(text, where)], head)
                 if not len(columns[0]):
-                    yield Found(place, [], (key,))
+                    yield Passage(place, [], (key,))
 
 
 def _length(group: Any, name: str) -> int:

@@ -84,11 +84,11 @@ class Json:
     def whole(self, what: str = "a whole number") -> int:
         """The next value, a whole number of 64 bits; errors say that `what` was expected."""
         mark = self.peek()
-        found = _WHOLE.match(self._text, self._at)
-        if not found or not -(2**63) <= int(found.group()) < 2**63:
+        number = _WHOLE.match(self._text, self._at)
+        if not number or not -(2**63) <= int(number.group()) < 2**63:
             raise self.other(what) if mark else self.damaged()
-        self._at = found.end()
-        return int(found.group())
+        self._at = number.end()
+        return int(number.group())
 
     def skip(self, depth: int = 0) -> None:
         """Passes over the next value, whatever it is."""
@@ -103,8 +103,8 @@ class Json:
         elif mark == "[":
             for _ in self.items():
                 self.skip(depth + 1)
-        elif found := _OTHER.match(self._text, self._at):
-            self._at = found.end()
+        elif other := _OTHER.match(self._text, self._at):
+            self._at = other.end()
         else:
             raise self.damaged()
 

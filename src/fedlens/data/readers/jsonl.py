@@ -8,7 +8,7 @@ from typing import Any
 from fedlens.data.population import DataError
 from fedlens.data.readers.json_pieces import Json
 from fedlens.data.readers.parts import Path, Place, Sentences, files_of, rows_at_once, unzipped, whole
-from fedlens.data.readers.sentences import ID_LENGTH, Found, Head, as_text, check_names, gathered
+from fedlens.data.readers.sentences import ID_LENGTH, Head, Passage, as_text, check_names, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 
@@ -17,19 +17,19 @@ def jsonl(source: Path, users: str = "user", sentences: str = "text", attributes
     check_names(attributes, users, sentences)
     files = files_of(source, ".jsonl", ".jsonl.gz")
 
-    def found() -> Iterator[Found]:
+    def passages() -> Iterator[Passage]:
         return itertools.chain.from_iterable(_lines(file, (users, *attributes), sentences) for file in files)
 
-    return gathered(found, pathlib.Path(source).name, attributes)
+    return gathered(passages, pathlib.Path(source).name, attributes)
 
 
-def _lines(path: pathlib.Path, names: Sequence[str], sentences: str) -> Iterator[Found]:
+def _lines(path: pathlib.Path, names: Sequence[str], sentences: str) -> Iterator[Passage]:
     with whole("gzip" if path.suffix == ".gz" else "text", path), unzipped(path) as file:
         json = Json(file, path.name, spaces=" \t\r")
         for line in itertools.count(1):
             json.where = f"{path.name}, line {line}"
             if json.peek() not in ("\n", ""):
-                yield from (Found(Place(path.name, line), *held) for held in _line(json, names, sentences))
+                yield from (Passage(Place(path.name, line), *held) for held in _line(json, names, sentences))
             if json.peek() == "":
                 return
             json.take("\n")
@@ -38,24 +38,24 @@ def _lines(path: pathlib.Path, names: Sequence[str], sentences: str) -> Iterator
 def _line(json: Json, names: Sequence[str], sentences: str) -> Iterator[tuple[list[str], Head | None]]:
     """The sentences of a line in parts; with the last of them, whose they are."""
     held: list[str] = []
-    told: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key in json.members():
-        if key in told:
+        if key in values:
             raise DataError(f"Expected {key} once in {json.where}; it comes twice.")
         if key == sentences:
-            told[key] = None
+            values[key] = None
             for sentence in _sentences(json):
                 if len(held) == rows_at_once():
                     yield held, None
                     held = []
                 held.append(sentence)
         elif key in names:
-            told[key] = _user(json, key) if key == names[0] else json.whole(f"{key} as a whole number")
+            values[key] = _user(json, key) if key == names[0] else json.whole(f"{key} as a whole number")
         else:
             json.skip()
-    if missing := [name for name in (*names, sentences) if name not in told]:
+    if missing := [name for name in (*names, sentences) if name not in values]:
         raise DataError(f"Expected {', '.join(missing)} in {json.where}; it has none.")
-    yield held, tuple(told[name] for name in names)
+    yield held, tuple(values[name] for name in names)
 
 
 def _sentences(json: Json) -> Iterator[str]:

@@ -28,7 +28,7 @@ from fedlens.data.readers.parts import (
     rows_at_once,
     whole,
 )
-from fedlens.data.readers.sentences import ID_LENGTH, Found, as_text, gathered
+from fedlens.data.readers.sentences import ID_LENGTH, Passage, as_text, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 _MOST = 2**31  # bytes of one file of images: in memory it takes about eight times as many
@@ -96,10 +96,10 @@ def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
 def leaf_text(source: Path) -> Sentences:
     """LEAF's JSON of text: one file or a folder of them, of any size; `x` lists strings, tokens or pieces of tokens."""
     paths = files_of(source, ".json")
-    return gathered(lambda: itertools.chain.from_iterable(map(_found, paths)), pathlib.Path(source).name)
+    return gathered(lambda: itertools.chain.from_iterable(map(_passages, paths)), pathlib.Path(source).name)
 
 
-def _found(path: pathlib.Path) -> Iterator[Found]:
+def _passages(path: pathlib.Path) -> Iterator[Passage]:
     with whole("JSON", path), path.open("rb") as file:
         json = Json(file, path.name)
         listed: list[str] | None = None
@@ -114,7 +114,7 @@ def _found(path: pathlib.Path) -> Iterator[Found]:
                     if user in held or len(user) > ID_LENGTH:
                         raise DataError(f"Expected a new user of at most {ID_LENGTH} characters as {json.where}.")
                     held.add(user)
-                    yield from (Found(Place(path.name, number), part, (user,)) for part in _parts_of_user(json))
+                    yield from (Passage(Place(path.name, number), part, (user,)) for part in _parts_of_user(json))
                 json.where = path.name
             else:
                 json.skip()

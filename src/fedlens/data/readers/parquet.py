@@ -28,7 +28,7 @@ from fedlens.data.readers.parts import (
     rows_at_once,
     whole,
 )
-from fedlens.data.readers.sentences import AT_ONCE, Found, as_text, as_whole, check_names, gathered
+from fedlens.data.readers.sentences import AT_ONCE, Passage, as_text, as_whole, check_names, gathered
 
 _LIMITS = {"thrift_string_size_limit": 2**24, "thrift_container_size_limit": 2**20}  # of what the footer declares
 
@@ -140,7 +140,7 @@ def _listed(column: Any, place: Place) -> np.ndarray:
 def _is_list(kind: Any) -> bool:
     import pyarrow as pa
 
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _no_nulls(column: Any, place: Place, what: str) -> None:
@@ -158,13 +158,13 @@ def parquet_text(
     check_names(attributes, users, sentences)
     paths = files_of(source, ".parquet")
 
-    def found() -> Iterator[Found]:
-        return itertools.chain.from_iterable(_found(file, users, sentences, attributes) for file in paths)
+    def passages() -> Iterator[Passage]:
+        return itertools.chain.from_iterable(_passages(file, users, sentences, attributes) for file in paths)
 
-    return gathered(found, pathlib.Path(source).name, attributes)
+    return gathered(passages, pathlib.Path(source).name, attributes)
 
 
-def _found(file: pathlib.Path, users: str, sentences: str, attributes: Sequence[str]) -> Iterator[Found]:
+def _passages(file: pathlib.Path, users: str, sentences: str, attributes: Sequence[str]) -> Iterator[Passage]:
     names = [users, sentences, *attributes]
     for place, batch in _batches(file, names, names, _at_once(file)):
         with whole("parquet", file):
@@ -174,7 +174,7 @@ def _found(file: pathlib.Path, users: str, sentences: str, attributes: Sequence[
         for row, code in enumerate(codes.tolist()):
             where, head = place.at(row), (keys[code], *(own[row] for own in values))
             for part in _parts_of_row(column[row]):
-                yield Found(place, [as_text(one.as_py(), where) for one in part], head)
+                yield Passage(place, [as_text(one.as_py(), where) for one in part], head)
 
 
 def _at_once(file: pathlib.Path) -> int:

@@ -128,8 +128,8 @@ def below(labels: np.ndarray, classes: int | None, place: Place) -> np.ndarray:
     limit = 2**63 if classes is None else classes
     bad = (labels < 0) | (labels > limit - 1)
     if bad.any():
-        told = "of 0 and above" if classes is None else f"in 0..{classes - 1}"
-        raise DataError(f"Expected labels {told}; that of {place.at(int(np.argmax(bad)))} is not.")
+        wanted = "of 0 and above" if classes is None else f"in 0..{classes - 1}"
+        raise DataError(f"Expected labels {wanted}; that of {place.at(int(np.argmax(bad)))} is not.")
     return labels
 
 
@@ -174,14 +174,14 @@ def files_of(source: Path, *suffixes: str) -> list[pathlib.Path]:
 @contextlib.contextmanager
 def whole(kind: str, path: pathlib.Path) -> Iterator[None]:
     """Says of whatever goes wrong with a file that it is damaged: what libraries say may quote the file."""
-    told = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
+    damaged = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
     try:
-        with files.damage(told, DataError):
+        with files.damage(damaged, DataError):
             yield
     except FileNotFoundError:
         raise DataError(f"Expected the file {path.name}; it is missing.") from None
     except OSError:  # gzip says so of what it cannot read
-        raise DataError(told) from None
+        raise DataError(damaged) from None
 
 
 @contextlib.contextmanager

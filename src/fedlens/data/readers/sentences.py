@@ -22,7 +22,7 @@ _RESERVED = ("text", "x", "mask", "offsets")
 Head = tuple[Any, ...]  # a user's id, then the attributes of some sentences
 
 
-class Found(NamedTuple):
+class Passage(NamedTuple):
     """Some sentences of one user; a source may say only with the last ones of a place whose they are."""
 
     place: Place
@@ -30,12 +30,12 @@ class Found(NamedTuple):
     head: Head | None
 
 
-def gathered(found: Callable[[], Iterator[Found]], name: str, attributes: Sequence[str] = ()) -> Sentences:
+def gathered(passages: Callable[[], Iterator[Passage]], name: str, attributes: Sequence[str] = ()) -> Sentences:
     """What two passes over a source find, as rows."""
     counts: Counter[Any] = Counter()
     late: dict[Place, Head] = {}
     before = 0  # sentences of this place that came before its head
-    for place, sentences, head in found():
+    for place, sentences, head in passages():
         before += len(sentences)
         if head is None:
             late[place] = ()
@@ -45,17 +45,17 @@ def gathered(found: Callable[[], Iterator[Found]], name: str, attributes: Sequen
         if place in late:
             late[place] = head
     numbers = numbered(counts, name)
-    return Sentences(lengths(counts, numbers), _rows(found(), numbers, late, attributes))
+    return Sentences(lengths(counts, numbers), _rows(passages(), numbers, late, attributes))
 
 
 def _rows(
-    found: Iterable[Found], numbers: dict[Any, int], late: dict[Place, Head], attributes: Sequence[str]
+    passages: Iterable[Passage], numbers: dict[Any, int], late: dict[Place, Head], attributes: Sequence[str]
 ) -> Iterator[Rows]:
     users: list[int] = []
     texts: list[str] = []
     values: list[Head] = []
-    for place, sentences, told in found:
-        head = told or late.get(place, (None,))  # nobody's, where the source has changed
+    for place, sentences, named in passages:
+        head = named or late.get(place, (None,))  # nobody's, where the source has changed
         users += [number_of(numbers, head[0], place)] * len(sentences)
         texts += sentences
         values += [head[1:]] * len(sentences)
@@ -127,5 +127,5 @@ def _not_utf8(rows: np.ndarray) -> int | None:
     try:
         apart.tobytes().decode()
     except UnicodeDecodeError as error:
-        return error.start // apart.shape[1]
+        return int(error.start // apart.shape[1])
     return None

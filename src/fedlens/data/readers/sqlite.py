@@ -9,7 +9,7 @@ from typing import Any
 
 from fedlens.data.population import DataError
 from fedlens.data.readers.parts import Path, Place, Sentences, whole
-from fedlens.data.readers.sentences import MOST_SENTENCE, Found, as_text, check_names, gathered
+from fedlens.data.readers.sentences import MOST_SENTENCE, Passage, as_text, check_names, gathered
 
 _Value = int | memoryview
 _COLUMNS = ("client_id", "split_name", "serialized_example_proto")
@@ -27,7 +27,7 @@ def sqlite(
     return gathered(lambda: _examples(path, sentences, attributes, split), path.name, attributes)
 
 
-def _examples(path: pathlib.Path, sentences: str, attributes: Sequence[str], split: str | None) -> Iterator[Found]:
+def _examples(path: pathlib.Path, sentences: str, attributes: Sequence[str], split: str | None) -> Iterator[Passage]:
     address = f"file:{urllib.parse.quote(str(path.absolute()))}?mode=ro"
     with whole("SQLite", path), contextlib.closing(sqlite3.connect(address, uri=True)) as database:
         database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_SENTENCE)  # a longer blob is an error before it is read
@@ -41,7 +41,7 @@ def _examples(path: pathlib.Path, sentences: str, attributes: Sequence[str], spl
             if not isinstance(user, str | int) or not isinstance(example, bytes):
                 raise DataError(f"Expected a client id and an example in {place.at(0)}; it holds something else.")
             sentence, *values = _example(example, sentences, attributes, place.at(0))
-            yield Found(place, [as_text(sentence, place.at(0))], (user, *values))
+            yield Passage(place, [as_text(sentence, place.at(0))], (user, *values))
         if row < 0 and split is not None:
             raise DataError(f"Expected examples of the split {split} in {path.name}; there are none.")
 
@@ -139,7 +139,7 @@ def _packed(values: memoryview) -> Iterator[int]:
         yield value
 
 
-def _message(value: Any) -> memoryview:
+def _message(value: _Value) -> memoryview:
     if isinstance(value, int):
         raise ValueError
     return value

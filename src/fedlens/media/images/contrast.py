@@ -4,28 +4,37 @@ Everything here reads samples only, so it costs no privacy.
 """
 
 import dataclasses
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from fedlens.ledger import guarantee
-from fedlens.media.images import hypotheses, measures
-from fedlens.media.images.faults import TRANSFORMS
+from fedlens.media.images import exhibits, hypotheses, measures
+from fedlens.media.images.faults import FAULTS
+from fedlens.media.images.measures import TwoSample
 from fedlens.media.images.samples import Samples
 from fedlens.models.classifier import Primary
-from fedlens.report.report import Chart, Finding, Picture, Report, averages
+from fedlens.report import comparison, ranking
+from fedlens.report.charts import Chart
+from fedlens.report.comparison import by_place
+from fedlens.report.report import Finding, Report
+from fedlens.report.values import TableRow
 
-COMPARED = 512  # samples a side
-SHOWN = 64
+COMPARED = 512  # samples a group
+DIGITS = 4
 SIGNIFICANT = 0.05
 SMOOTH = 0.1  # neighbouring pixels of any picture agree more than this; those of noise do not
 COLLAPSED = 4.0  # different pictures in effect
 VARIETY = "different pictures"
-OF_LABELS = {kind for kind, transform in TRANSFORMS.items() if transform.labels}  # these leave the images alone
-Row = dict[str, Any]
+OF_LABELS = {kind for kind, fault in FAULTS.known.items() if fault.labels}  # these leave the images alone
+# What the two-sample tests are called, and what their numbers say.
+TESTS = {
+    "two-sample AUC": "a linear classifier between the groups: 0.5 tells nothing apart, 1 everything",
+    "kernel distance, pixels": "maximum mean discrepancy",
+    "kernel distance, features": "the same of random convolutions",
+}
 
 
 def contrast(
@@ -35,113 +44,100 @@ def contrast(
     title: str = "fedlens report",
     primary: Primary | None = None,
     kinds: Sequence[str] = (),
-    earlier: Sequence[Samples] = (),
+    glimpses: Sequence[Samples] = (),
     before: Sequence[Finding] = (),
     coverage: bool = True,
     warnings: tuple[str, ...] = (),
     provenance: dict[str, str] | None = None,
 ) -> Report:
-    """`left` is the suspicious side, `right` the healthy one; with one side alone, a sanity check (T1).
+    """`left` is the suspicious group, `right` the healthy one; with one group alone, a sanity check (T1).
 
-    `kinds` are further hypotheses (package.module:function), `earlier` what the models drew in earlier rounds, `before`
-    the findings of an earlier report: those that are gone are reported as resolved. `coverage` takes seconds.
+    `kinds` are further hypotheses (package.module:function), `glimpses` what the models drew in earlier rounds,
+    `before` the findings of an earlier report: those that are gone are reported as resolved. `coverage` takes seconds.
     """
-    sides: tuple[Samples, ...] = (left,) if right is None else (left, right)
-    if len({side.images.shape[1:] for side in sides}) > 1:
+    groups: tuple[Samples, ...] = (left,) if right is None else (left, right)
+    if len({group.images.shape[1:] for group in groups}) > 1:
         raise ValueError("Expected samples of one size to compare.")
     # A model that diverged has spent its budget all the same: what it drew is shown as mid grey, and said.
-    failures = tuple(told for side in sides if (told := _failure(side)))
-    sides = tuple(_finite(side) for side in sides)
-    asked = primary if primary and (primary.side, primary.channels) == _size(sides[0]) else None
-    tests = _tests(sides)
-    alike = not any(row["p-value"] <= SIGNIFICANT for row in tests)  # chance alone would part the images as far
-    rows = tuple(
-        row | {"named": row["named"] and not (failures or (alike and row["kind"] not in OF_LABELS))}
-        for row in _hypotheses(sides, asked, kinds)
+    failures = comparison.failures_of(groups, _failure)
+    groups = tuple(_finite(group) for group in groups)
+    asked = primary if primary and (primary.side, primary.channels) == _size(groups[0]) else None
+    tests = _tests(groups)
+    alike = not any(test.p_value <= SIGNIFICANT for test in tests)  # chance alone would part the images as far
+    rows = ranking.named_where(
+        _hypotheses(groups, asked, kinds), lambda row: not failures and (row["kind"] in OF_LABELS or not alike)
     )
-    numbers = (*_numbers(sides, asked), *tests)
-    found = _findings(rows, numbers)
-    return Report(
+    numbers = [*_numbers(groups, asked), *_test_rows(tests)]
+    return comparison.compared(
+        groups,
         title=title,
-        findings=found,
-        resolved=() if failures or not rows else tuple(f for f in before if f.kind not in {g.kind for g in found}),
-        guarantee=guarantee([side.spending for side in sides], max(side.delta for side in sides)),
-        runs=tuple(_run(side) for side in sides),
-        pictures=_pictures([*map(_finite, earlier), *sides], asked),
-        means=averages([(side.spending.account.run, side.label, side.images) for side in sides]),
-        numbers=tuple({"right": None} | {k: v for k, v in row.items() if k != "p-value"} for row in numbers),
-        charts=_charts(sides, asked),
+        guarantee=guarantee([group.spending for group in groups], max(group.delta for group in groups)),
+        findings=_findings(rows, numbers),
         hypotheses=rows,
-        coverage=_coverage(sides, kinds) if coverage and rows and not (found or failures) else (),
-        warnings=(
-            *warnings,
-            *failures,
-            *_collapsed(sides, numbers),
-            *(
-                f"the hypothesis {row['kind']} failed on the samples and was left out"
-                for row in rows
-                if not math.isfinite(row["distance"])
-            ),
+        missed=lambda: _missed(groups, kinds) if coverage else (),
+        failures=failures,
+        before=before,
+        exhibits=exhibits.exhibited(
+            exhibits.drawn_by([*map(_finite, glimpses), *groups], asked),
+            exhibits.averages([(group.spending.account.run, group.label, group.images) for group in groups]),
         ),
-        provenance=provenance or {},
+        numbers=numbers,
+        charts=_charts(groups, asked),
+        warnings=(*warnings, *failures, *_collapsed(groups, numbers)),
+        provenance=provenance,
     )
 
 
-def _finite(side: Samples) -> Samples:
-    return dataclasses.replace(side, images=side.images.nan_to_num(0, 1, -1))
+def _finite(group: Samples) -> Samples:
+    return dataclasses.replace(group, images=group.images.nan_to_num(0, 1, -1))
 
 
-def _size(side: Samples) -> tuple[int, int]:
-    return side.images.shape[-1], side.images.shape[1]
+def _size(group: Samples) -> tuple[int, int]:
+    return group.images.shape[-1], group.images.shape[1]
 
 
 # What explains it
 
 
-def _hypotheses(sides: Sequence[Samples], primary: Primary | None, kinds: Sequence[str]) -> tuple[Row, ...]:
-    if len(sides) < 2:
+def _hypotheses(groups: Sequence[Samples], primary: Primary | None, kinds: Sequence[str]) -> tuple[TableRow, ...]:
+    if len(groups) < 2:
         return ()
-    left, right = (side.images[:COMPARED] for side in sides)
-    rows = hypotheses.ranked(left, right, (*TRANSFORMS, *kinds))
-    drawn = [side.classes for side in sides if side.classes is not None]
+    left, right = (group.images[:COMPARED] for group in groups)
+    rows = hypotheses.ranked(left, right, (*FAULTS.known, *kinds))
+    drawn = [group.classes for group in groups if group.classes is not None]
     if primary is None or len(drawn) < 2:
         return rows
     left_seen, right_seen = (
-        (classes, primary.predictions(side.images)) for classes, side in zip(drawn, sides, strict=True)
+        (classes, primary.predictions(group.images)) for classes, group in zip(drawn, groups, strict=True)
     )
-    nothing = next(row["distance"] for row in rows if row["kind"] == "none")
-    return hypotheses.in_order([*rows, *hypotheses.swapped(left_seen, right_seen, nothing)])
+    nothing = next(row["distance"] for row in rows if row["kind"] == ranking.NONE)
+    return ranking.in_order([*rows, *hypotheses.swapped(left_seen, right_seen, nothing)], hypotheses.enough)
 
 
-def _findings(rows: Sequence[Row], numbers: Sequence[Row]) -> tuple[Finding, ...]:
+def _findings(rows: Sequence[TableRow], numbers: Sequence[TableRow]) -> tuple[Finding, ...]:
     best = next((row for row in rows if row["named"]), None)
     if best is None:
         return ()
     by_name = {row["name"]: row for row in numbers}
-    intensity, told_apart = by_name["mean intensity"], by_name["two-sample AUC"]["left"]
+    intensity, auc = by_name["mean intensity"], by_name["two-sample AUC"]["left"]
     mirrored = "histogram mirrored, " if best["kind"] == "inverted" else ""
-    seen = (
-        f"mean intensity {intensity['left']:.2f} vs {intensity['right']:.2f}, {mirrored}two-sample AUC {told_apart:.2f}"
-    )
+    seen = f"mean intensity {intensity['left']:.2f} vs {intensity['right']:.2f}, {mirrored}two-sample AUC {auc:.2f}"
     if best["kind"] in OF_LABELS:
         seen = "the primary model disagrees with the labels that were drawn"
-    second = rows[1] if rows[1]["kind"] != "none" else None
-    runner_up = f" (runner-up: {second['summary']}, {max(0, second['score']):.0%})" if second else ""
-    summary = f"{seen}: looks like {best['summary']}, which explains {best['score']:.0%} of the difference{runner_up}"
-    severity = "high" if best["score"] > 0.7 else "medium"
-    return (Finding(kind=best["kind"], summary=summary, score=best["score"], severity=severity),)
+    second = rows[1] if rows[1]["kind"] != ranking.NONE else None
+    return (comparison.finding(best, seen, second),)
 
 
-def _coverage(sides: Sequence[Samples], kinds: Sequence[str]) -> tuple[Row, ...]:
-    left, right = (side.images[:COMPARED] for side in sides)
-    return hypotheses.missed(left, right, (*TRANSFORMS, *kinds))
+def _missed(groups: Sequence[Samples], kinds: Sequence[str]) -> tuple[TableRow, ...]:
+    left, right = (group.images[:COMPARED] for group in groups)
+    return hypotheses.missed(left, right, (*FAULTS.known, *kinds))
 
 
 # What differs
 
 
-def _numbers(sides: Sequence[Samples], primary: Primary | None) -> list[Row]:
-    measured = {
+def _numbers(groups: Sequence[Samples], primary: Primary | None) -> list[TableRow]:
+    measured: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         "mean intensity": (lambda x: (x.mean() + 1) / 2, "0 is black, 1 is white"),
         "bright pixels": (lambda x: (x > 0).float().mean(), "share of pixels in the upper half"),
         "spread": (measures.spread, "mean distance between two samples, per pixel"),
@@ -149,53 +145,47 @@ def _numbers(sides: Sequence[Samples], primary: Primary | None) -> list[Row]:
     }
     if primary is not None:
         measured["primary model's confidence"] = (lambda x: primary.confidence(x).mean(), "mean top class probability")
-    rows: list[Row] = [
-        {"name": name, "note": note} | _each(sides, lambda side, of=of: of(side.images[:COMPARED]))
-        for name, (of, note) in measured.items()
-    ]
-    if primary is not None and all(side.classes is not None for side in sides):
+    images = [group.images[:COMPARED] for group in groups]
+    rows = [_number(name, note, map(of, images)) for name, (of, note) in measured.items()]
+    if primary is not None and all(group.classes is not None for group in groups):
         note = "how often it sees the class the sample was drawn as"
-        rows.append({"name": "primary model's accuracy", "note": note} | _each(sides, lambda s: _accuracy(s, primary)))
+        rows.append(_number("primary model's accuracy", note, (_accuracy(group, primary) for group in groups)))
     return rows
 
 
-def _each(sides: Sequence[Samples], of: Any) -> Row:
-    return {key: round(float(of(side)), 4) for key, side in zip(("left", "right"), sides, strict=False)}
+def _number(name: str, note: str, values: Iterable[Any]) -> TableRow:
+    return comparison.number(name, note, map(float, values), digits=DIGITS)
 
 
-def _accuracy(side: Samples, primary: Primary) -> torch.Tensor:
-    return (primary.predictions(side.images[:COMPARED]) == side.classes[:COMPARED]).float().mean()  # type: ignore[index]
+def _accuracy(group: Samples, primary: Primary) -> torch.Tensor:
+    return (primary.predictions(group.images[:COMPARED]) == group.classes[:COMPARED]).float().mean()  # type: ignore[index]
 
 
-def _tests(sides: Sequence[Samples]) -> list[Row]:
+def _tests(groups: Sequence[Samples]) -> list[TwoSample]:
     """Whether the two sets of samples differ at all. Two models of the same data usually do: this names nothing."""
-    if len(sides) < 2:
+    if len(groups) < 2:
         return []
-    left, right = (side.images[:COMPARED] for side in sides)
-    auc = measures.classifier_test(left, right)
-    near, textures = measures.mmd_test(left, right), measures.mmd_test(left, right, features=measures.random_features)
-    about = {
-        "two-sample AUC": (auc, "a linear classifier between the sides: 0.5 tells nothing apart, 1 everything"),
-        "kernel distance, pixels": (near, "maximum mean discrepancy"),
-        "kernel distance, features": (textures, "the same of random convolutions"),
-    }
+    left, right = (group.images[:COMPARED] for group in groups)
     return [
-        {
-            "name": name,
-            "left": round(test.statistic, 4),
-            "note": f"{note}; permutation p-value {test.p_value:.3f}",
-            "p-value": test.p_value,
-        }
-        for name, (test, note) in about.items()
+        measures.classifier_test(left, right),
+        measures.mmd_test(left, right),
+        measures.mmd_test(left, right, features=measures.random_features),
     ]
 
 
-def _charts(sides: Sequence[Samples], primary: Primary | None) -> tuple[Chart, ...]:
-    images = [side.images[:COMPARED] for side in sides]
+def _test_rows(tests: Sequence[TwoSample]) -> list[TableRow]:
+    about = zip(TESTS.items(), tests, strict=False)  # one group alone has no tests
+    return [
+        {"name": name, "left": round(test.statistic, DIGITS), "note": f"{note}; permutation p-value {test.p_value:.3f}"}
+        for (name, note), test in about
+    ]
+
+
+def _charts(groups: Sequence[Samples], primary: Primary | None) -> tuple[Chart, ...]:
+    images = [group.images[:COMPARED] for group in groups]
 
     def shares(of: Any) -> dict[str, Any]:
-        found = [tuple(round(share, 5) for share in of(x).tolist()) for x in images]
-        return dict(zip(("left", "right"), found, strict=False))
+        return by_place(tuple(round(share, 5) for share in of(x).tolist()) for x in images)
 
     charts = [
         Chart(
@@ -229,58 +219,29 @@ def _charts(sides: Sequence[Samples], primary: Primary | None) -> tuple[Chart, .
 # What to mind
 
 
-def _failure(side: Samples) -> str | None:
+def _failure(group: Samples) -> str | None:
     """Why nothing can be concluded from these samples, if so."""
-    if not side.images.isfinite().all():
-        return f"{side.label}: the model diverged; nothing can be concluded"
-    x = side.images[:COMPARED].double()
+    if not group.images.isfinite().all():
+        return f"{group.label}: the model diverged; nothing can be concluded"
+    x = group.images[:COMPARED].double()
     x = x - x.mean((1, 2, 3), keepdim=True)
     power = float(x.square().mean())
     if power < 1e-6:
-        return f"{side.label}: the samples are blank; nothing can be concluded"
+        return f"{group.label}: the samples are blank; nothing can be concluded"
     along, down = (x[..., 1:] * x[..., :-1]).mean(), (x[..., 1:, :] * x[..., :-1, :]).mean()
     if float(along + down) / 2 < SMOOTH * power:
         return (
-            f"{side.label}: the model drew noise: it has not learnt from so few users at so small an epsilon, and "
+            f"{group.label}: the model drew noise: it has not learnt from so few users at so small an epsilon, and "
             "nothing can be concluded"
         )
     return None
 
 
-def _collapsed(sides: Sequence[Samples], numbers: Sequence[Row]) -> tuple[str, ...]:
+def _collapsed(groups: Sequence[Samples], numbers: Sequence[TableRow]) -> tuple[str, ...]:
     counted = next(row for row in numbers if row["name"] == VARIETY)
     return tuple(
-        f"{side.label}: the samples hardly differ from each other ({counted[key]:.1f} different pictures in effect); "
+        f"{group.label}: the samples hardly differ from each other ({counted[key]:.1f} different pictures in effect); "
         "the model has collapsed and would miss what is rare"
-        for key, side in zip(("left", "right"), sides, strict=False)
+        for key, group in by_place(groups).items()
         if counted[key] < COLLAPSED
     )
-
-
-def _run(side: Samples) -> dict[str, object]:
-    releases = sum(plan.releases for plan in side.spending.plans)
-    return {
-        "run": side.spending.account.run,
-        "label": side.label,
-        "releases": releases,
-        "guarantee": side.guarantee.headline,
-    }
-
-
-def _pictures(drawn: Sequence[Samples], primary: Primary | None) -> tuple[Picture, ...]:
-    made: dict[str, Picture] = {}
-    for side in drawn:
-        shown, run = side.images[:SHOWN], side.spending.account.run
-        classes = side.classes[:SHOWN] if side.classes is not None else primary.predictions(shown) if primary else ()
-        file = "samples/" + run.replace("/", "-") + ("" if side.round is None else f"-round-{side.round}")
-        while file in made:  # a model compared with itself
-            file += "-again"
-        made[file] = Picture.of(
-            shown,
-            run=run,
-            label=side.label,
-            file=f"{file}.png",
-            round=side.round,
-            classes=[int(seen) for seen in classes],
-        )
-    return tuple(made.values())

@@ -1,27 +1,13 @@
-"""Named transforms of images and labels: bugs to plant on private data, and hypotheses to explain a difference.
+"""Faults of images and labels.
 
-Images are [n, channels, side, side] in [-1, 1], labels whole numbers. Somebody else's transform is a function of
-images, named `package.module:function`.
+Images are [n, channels, side, side] in [-1, 1], labels whole numbers. A function of one's own is given images, and
+named `package.module:function`.
 """
-
-import dataclasses
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from fedlens.core import functions
-
-Change = Callable[[torch.Tensor], torch.Tensor]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Transform:
-    """What a bug does; `images` or `labels` stay as they are where nothing is given."""
-
-    summary: str
-    images: Change | None = None
-    labels: Callable[[torch.Tensor, int], torch.Tensor] | None = None  # (labels, number of classes)
+from fedlens.media.faults import Fault, Faults
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -55,25 +41,20 @@ def swapped(labels: torch.Tensor, classes: int) -> torch.Tensor:
     return torch.where((labels ^ 1) < classes, labels ^ 1, labels)
 
 
-TRANSFORMS: dict[str, Transform] = {
-    "inverted": Transform(summary="inverted pixels", images=torch.neg),
-    "rotated-90": Transform(summary="a rotation by 90 degrees", images=lambda x: x.rot90(1, (2, 3))),
-    "rotated-180": Transform(summary="a rotation by 180 degrees", images=lambda x: x.rot90(2, (2, 3))),
-    "rotated-270": Transform(summary="a rotation by 270 degrees", images=lambda x: x.rot90(3, (2, 3))),
-    "mirrored": Transform(summary="images mirrored left to right", images=lambda x: x.flip(3)),
-    "upside-down": Transform(summary="images flipped upside down", images=lambda x: x.flip(2)),
-    "shifted": Transform(summary="images shifted to the right", images=shifted),
-    "blurred": Transform(summary="blurred images", images=blurred),
-    "low-contrast": Transform(summary="contrast halved", images=lambda x: x / 2),
-    "dead-band": Transform(summary="a dead band of pixels", images=dead_band),
-    "noisy": Transform(summary="additive noise", images=noisy),
-    "swapped-labels": Transform(summary="swapped labels", labels=swapped),
-}
-
-
-def named(kind: str) -> Transform:
-    """One of ours, or a function of images of somebody else's: `package.module:function`."""
-    if kind in TRANSFORMS:
-        return TRANSFORMS[kind]
-    found = functions.opened(kind, TRANSFORMS, "images")
-    return Transform(summary=functions.summary(found), images=found)
+FAULTS = Faults(
+    of="images",
+    known={
+        "inverted": Fault(summary="inverted pixels", change=torch.neg),
+        "rotated-90": Fault(summary="a rotation by 90 degrees", change=lambda x: x.rot90(1, (2, 3))),
+        "rotated-180": Fault(summary="a rotation by 180 degrees", change=lambda x: x.rot90(2, (2, 3))),
+        "rotated-270": Fault(summary="a rotation by 270 degrees", change=lambda x: x.rot90(3, (2, 3))),
+        "mirrored": Fault(summary="images mirrored left to right", change=lambda x: x.flip(3)),
+        "upside-down": Fault(summary="images flipped upside down", change=lambda x: x.flip(2)),
+        "shifted": Fault(summary="images shifted to the right", change=shifted),
+        "blurred": Fault(summary="blurred images", change=blurred),
+        "low-contrast": Fault(summary="contrast halved", change=lambda x: x / 2),
+        "dead-band": Fault(summary="a dead band of pixels", change=dead_band),
+        "noisy": Fault(summary="additive noise", change=noisy),
+        "swapped-labels": Fault(summary="swapped labels", labels=swapped),
+    },
+)

@@ -1,23 +1,24 @@
 """Which known bug explains the difference between two sets of samples, and which would be missed?
 
-A hypothesis is a transform. Applied to the healthy side's samples, the true one brings them closest to the suspicious
-side's. Two models of the same data differ too, by noise and by seed, but no transform explains that away: what is named
-must explain a share of the difference that pairs without a bug do not reach.
+A hypothesis is a fault. Applied to the healthy group's samples, the true one brings them closest to the
+suspicious group's. Two models of the same data differ too, by noise and by seed, but no fault explains that away:
+what is named must explain a share of the difference that pairs without a bug do not reach.
 """
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from fedlens.media.faults import Fault
 from fedlens.media.images import measures
-from fedlens.media.images.faults import TRANSFORMS, Transform, named
+from fedlens.media.images.faults import FAULTS
+from fedlens.report import ranking
+from fedlens.report.values import TableRow
 
-# A transform is named when it explains away at least this share of the distance. Chosen on models of public images
+# A fault is named when it explains away at least this share of the distance. Chosen on models of public images
 # (digits of the test writers, Fashion-MNIST's test images): see docs/results/images.md.
 NAMED = 0.25
 SPECKLE = 0.5  # for additive noise: private models differ by how much of it they draw, without any bug
@@ -37,45 +38,37 @@ def coarse(images: torch.Tensor) -> torch.Tensor:
 VIEWS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (pixels, coarse, measures.random_features)
 
 
-def ranked(
-    left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(TRANSFORMS)
-) -> tuple[dict[str, Any], ...]:
+def ranked(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(FAULTS.known)) -> tuple[TableRow, ...]:
     """All hypotheses, the closest first; "none of these" competes like any other.
 
     A distance is the geometric mean of energy distances in three views; a score the share of it that is explained.
     """
     seen = _seen(left)
     nothing = _distance(seen, _seen(right))
-    rows = [{"kind": "none", "summary": "none of these", "distance": nothing, "score": 0.0}]
-    for kind, transform in _of_images(kinds):
-        changed = _changed(transform, right)
+    rows = [ranking.none_of_these(nothing)]
+    for kind, fault in _of_images(kinds):
+        changed = _changed(fault, right)
         distance = math.inf if changed is None else _distance(seen, _seen(changed))
-        score = round(max(1 - distance / nothing, -999.0), 4)
-        rows.append({"kind": kind, "summary": transform.summary, "distance": distance, "score": score})
-    return in_order(rows)
+        rows.append(ranking.hypothesis(kind, fault.summary, distance, nothing))
+    return ranking.in_order(rows, enough)
 
 
-def _of_images(kinds: Sequence[str]) -> list[tuple[str, Transform]]:
-    found = [(kind, named(kind)) for kind in dict.fromkeys(kinds)]
-    return [(kind, transform) for kind, transform in found if transform.images is not None]
+def _of_images(kinds: Sequence[str]) -> list[tuple[str, Fault]]:
+    faults = ((kind, FAULTS.named(kind)) for kind in dict.fromkeys(kinds))
+    return [(kind, fault) for kind, fault in faults if fault.change is not None]
 
 
-def _changed(transform: Transform, images: torch.Tensor) -> torch.Tensor | None:
-    """What the transform makes of a copy; None if it fails, or gives back what are no images of this size."""
-    try:
-        with contextlib.redirect_stdout(None):
-            changed = transform.images(images.clone()) if transform.images else None
-    except Exception:
-        return None
+def _changed(fault: Fault, images: torch.Tensor) -> torch.Tensor | None:
+    """What the fault makes of a copy; None if it fails, or gives back what are no images of this size."""
+    changed = ranking.attempted(fault.change, images.clone()) if fault.change else None
     if not isinstance(changed, torch.Tensor) or changed.shape != images.shape or not changed.is_floating_point():
         return None
     return changed.detach().clamp(-1, 1) if changed.isfinite().all() else None
 
 
-def in_order(rows: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """The closest first, and whether it is close enough to be named."""
-    ordered = sorted(rows, key=lambda row: row["distance"])
-    return tuple(row | {"named": row is ordered[0] and row["score"] >= least(row["kind"])} for row in ordered)
+def enough(row: TableRow) -> bool:
+    score: float = row["score"]
+    return score >= least(row["kind"])
 
 
 def least(kind: str) -> float:
@@ -83,22 +76,21 @@ def least(kind: str) -> float:
     return SPECKLE if kind == "noisy" else NAMED
 
 
-def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing: float) -> list[dict[str, Any]]:
+def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing: float) -> list[TableRow]:
     """Hypotheses about labels, from (classes to draw, classes the primary model sees) of conditional samples.
 
     A bug in the labels leaves the images alone. It shows where the primary model agrees with the changed labels on the
-    suspicious side, while it agrees with the plain ones on the healthy side.
+    suspicious group, while it agrees with the plain ones on the healthy group.
     """
     rows = []
-    for kind, transform in TRANSFORMS.items():
-        if transform.labels is None:
+    for kind, fault in FAULTS.known.items():
+        if fault.labels is None:
             continue
         classes = 1 + int(max(left[0].max(), right[0].max()))
-        plain, changed = (_agreed(labels, left[1]) for labels in (left[0], transform.labels(left[0], classes)))
+        plain, changed = (_agreed(labels, left[1]) for labels in (left[0], fault.labels(left[0], classes)))
         trusted = _agreed(*right) > 2 / classes  # else the model never learnt what a label means
         score = max(-1.0, 1 - (1 - changed) / max(1 - plain, 1e-6)) if trusted else 0.0
-        distance = nothing * (1 - score)
-        rows.append({"kind": kind, "summary": transform.summary, "distance": distance, "score": round(score, 4)})
+        rows.append(ranking.hypothesis(kind, fault.summary, nothing * (1 - score), nothing))
     return rows
 
 
@@ -106,28 +98,28 @@ def _agreed(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one == other).float().mean())
 
 
-def missed(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(TRANSFORMS)) -> tuple[dict, ...]:
-    """For each bug, the smallest share of the left side's samples that must carry it to be explained by it, in percent.
+def missed(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(FAULTS.known)) -> tuple[TableRow, ...]:
+    """For each bug, the smallest share of the left group's samples, in percent, that must carry it to be explained.
 
     Planted on the samples themselves, so that it costs nothing; None where no share suffices. Another bug may explain a
     rare one's trace still better, so this is the least that is needed.
     """
     rows, seen_left, seen_right = [], _seen(left), _seen(right)
-    for kind, transform in _of_images(kinds):
-        changed = [_changed(transform, side) for side in (left, right)]
+    for kind, fault in _of_images(kinds):
+        changed = [_changed(fault, images) for images in (left, right)]
         if changed[0] is not None and changed[1] is not None:
             scores = _planted(seen_left, _seen(changed[0]), seen_right, _seen(changed[1]))
             share = next((share for share, score in scores if score >= least(kind)), None)
-            rows.append({"kind": kind, "summary": transform.summary, "percent": share and round(100 * share)})
+            rows.append({"kind": kind, "summary": fault.summary, "percent": share and round(100 * share)})
     return tuple(rows)
 
 
-def _planted(*sides: Sequence["_Rows"]) -> list[tuple[float, float]]:
-    """(share, score) with the change on that share of the left side: of left, left changed, right, right changed.
+def _planted(*groups: Sequence["_Rows"]) -> list[tuple[float, float]]:
+    """(share, score) with the change on that share of the left group: of left, left changed, right, right changed.
 
     Energy distances of mixtures are quadratic in the share.
     """
-    views = list(zip(*sides, strict=True))
+    views = list(zip(*groups, strict=True))
     apart = [_means(*rows) for rows in views]
     scores = []
     for share in SHARES:
@@ -136,14 +128,14 @@ def _planted(*sides: Sequence["_Rows"]) -> list[tuple[float, float]]:
     return scores
 
 
-def _mixed(share: float, sides: tuple["_Rows", ...], mean: dict[tuple[int, int], float]) -> float:
-    """The logarithm of how far the mixture is from the changed right side, over how far from the plain one."""
-    plain, changed, right, changed_right = sides
+def _mixed(share: float, groups: tuple["_Rows", ...], mean: dict[tuple[int, int], float]) -> float:
+    """The logarithm of how far the mixture is from the changed right group, over how far from the plain one."""
+    plain, changed, right, changed_right = groups
     rest = 1 - share
     within = rest**2 * plain.within + 2 * share * rest * mean[0, 1] + share**2 * changed.within
     far = [
-        max(0.0, 2 * (rest * mean[0, side] + share * mean[1, side]) - within - rows.within) + plain.floor
-        for side, rows in ((2, right), (3, changed_right))
+        max(0.0, 2 * (rest * mean[0, group] + share * mean[1, group]) - within - rows.within) + plain.floor
+        for group, rows in ((2, right), (3, changed_right))
     ]
     return math.log(far[1] / far[0])
 
@@ -173,9 +165,9 @@ def _within(rows: torch.Tensor) -> float:
     return float(torch.cdist(rows, rows).sum() / max(1, len(rows) * (len(rows) - 1)))
 
 
-def _means(*sides: _Rows) -> dict[tuple[int, int], float]:
+def _means(*groups: _Rows) -> dict[tuple[int, int], float]:
     pairs = (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)
-    return {(i, j): float(torch.cdist(sides[i].rows, sides[j].rows).mean()) for i, j in pairs}
+    return {(i, j): float(torch.cdist(groups[i].rows, groups[j].rows).mean()) for i, j in pairs}
 
 
 def energy_distance(left: _Rows, right: _Rows) -> float:

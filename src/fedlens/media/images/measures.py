@@ -35,16 +35,16 @@ def classifier_test(
     permutations: int = 200,
     seed: int = 0,
 ) -> TwoSample:
-    """The cross-validated AUC of a linear classifier between the sides (Lopez-Paz and Oquab, ICLR 2017).
+    """The cross-validated AUC of a linear classifier between the groups (Lopez-Paz and Oquab, ICLR 2017).
 
-    0.5 tells nothing apart and 1 everything. Ridge regression, held out in folds with equal shares of either side.
+    0.5 tells nothing apart and 1 everything. Ridge regression, held out in folds with equal shares of either group.
     The p-value is valid for any number of samples drawn independently: labels change places within folds only, so if
-    the sides are alike, every relabelling is as likely as the true one, and all else is blind to labels.
+    the groups are alike, every relabelling is as likely as the true one, and all else is blind to labels.
     """
     rows = _rows(left, right, features)
     rng = torch.Generator().manual_seed(seed)
     count = min(FOLDS, len(left), len(right))
-    dealt = torch.cat([torch.randperm(len(side), generator=rng) % count for side in (left, right)])
+    dealt = torch.cat([torch.randperm(len(group), generator=rng) % count for group in (left, right)])
     folds, order = dealt.sort(stable=True)
     labels = _relabelled(order < len(left), folds, permutations, rng)
     members = torch.arange(len(folds)).split(folds.bincount().tolist())
@@ -63,7 +63,7 @@ def mmd_test(
 ) -> TwoSample:
     """The unbiased squared maximum mean discrepancy (Gretton et al., JMLR 2012), by mean of three Gaussian kernels.
 
-    0 on average, so sometimes below, for sides that are alike. The p-value is valid for any number of samples.
+    0 on average, so sometimes below, for groups that are alike. The p-value is valid for any number of samples.
     """
     kernel = _kernel(_squared_distances(_rows(left, right, features)))
     is_left = torch.arange(len(kernel)) < len(left)
@@ -164,9 +164,9 @@ def distinct(images: torch.Tensor) -> float:
 
 
 def _rows(left: torch.Tensor, right: torch.Tensor, features: Features | None) -> torch.Tensor:
-    """Both sides below each other; features are standardised jointly, which tells nothing about who is who."""
+    """Both groups below each other; features are standardised jointly, which tells nothing about who is who."""
     if left.shape[1:] != right.shape[1:] or min(len(left), len(right)) < 2:
-        raise ValueError("Expected at least two samples a side, all of one shape.")
+        raise ValueError("Expected at least two samples a group, all of one shape.")
     both = torch.cat([left, right])
     if features is None:
         return both.flatten(1).double()

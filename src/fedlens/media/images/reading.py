@@ -1,27 +1,31 @@
-"""PRIVATE. Where populations come from, what must hold for them, and bugs planted on purpose.
+"""PRIVATE. The half of images that reads: where they come from, what must hold for them, and faults planted on them.
 
 Errors name files, columns and row numbers, never a user or a value.
 """
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from fedlens.core import arrayfiles, pins
 from fedlens.core.trees import pixels
+from fedlens.data import readers
 from fedlens.data.population import DataError, Population, SchemaError
-from fedlens.media.images import faults as transforms
-from fedlens.media.images.faults import Change
+from fedlens.media.images.faults import FAULTS
+from fedlens.media.images.settings import networks, side
+from fedlens.media.reading import Reading, as_whole_numbers, planting_of, untrusted
+from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.recipes.tables import Bug, Data, Settings
 
 _SLICE = 4096  # images that are changed together: memory must not grow with what one user holds
 _NAMES = 50  # of arrays, in an error
+USERS = 100  # whom the digits are dealt to, unless a recipe says otherwise
 
 
 class Public(NamedTuple):
@@ -71,8 +75,8 @@ def from_npz(
 def images_in(path: pathlib.Path, name: str | None = None, declared: bool = True) -> list[np.ndarray]:
     """Of PUBLIC data: the images of this name, or all arrays of images that a file holds."""
     with pins.opened_public(path) if declared else contextlib.nullcontext(path) as own:
-        found = _arrays(own, [name] if name else arrayfiles.names_in(own))
-    return [as_images(array, key) for key, array in found.items() if name or array.ndim in (3, 4)]
+        arrays = _arrays(own, [name] if name else arrayfiles.names_in(own))
+    return [as_images(array, key) for key, array in arrays.items() if name or array.ndim in (3, 4)]
 
 
 def public_npz(path: pathlib.Path, *, images: str, labels: str) -> Public:
@@ -114,92 +118,36 @@ def as_labels(array: np.ndarray, name: str) -> np.ndarray:
     return labels
 
 
-def as_whole_numbers(array: np.ndarray, name: str) -> np.ndarray:
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise SchemaError(f"Expected {name} as one whole number per row, got {array.dtype} {list(array.shape[1:])}.")
-    return array.astype(np.int64)
+def planted(population: Population, bug: Bug) -> Population:
+    """The population with a fault on about a fraction of its users, or of each user's examples.
 
-
-def planted(
-    population: Population,
-    kind: str,
-    fraction: float,
-    seed: int,
-    *,
-    of: str = "users",
-    mark: str | None = None,
-    classes: int | None = None,
-) -> Population:
-    """The population with a bug on about a `fraction` of its users, or of each user's examples.
-
-    Whom it hits follows from a public seed and the user's own images: were it a share of all, one user's presence would
-    change what others hold, and a rehearsal on private data would break its guarantee. Where a column is to `mark`
-    them, it holds 1 in every row of a user whom the bug hit, and 0 elsewhere.
+    Where a column is to mark them, it holds 1 in every row of a user whom the fault hit, and 0 elsewhere.
     """
-    if population.rows is not None:
-        raise DataError("Expected a whole population to plant a bug on, got a selection of one.")
-    bug, columns = transforms.named(kind), dict(population.columns)
-    if mark in columns:
-        raise SchemaError(f"Expected no column named {mark!r} yet: it is to mark whom the bug hit.")
-    hit = list(_hit_users(population, fraction, seed) if of == "users" else _hit_examples(population, fraction, seed))
-    if bug.images is not None:
+    fault, columns = FAULTS.named(bug.kind), dict(population.columns)
+    hits = list(planting_of(bug, population).hits(population, "x"))
+    wrong = np.concatenate([np.zeros(0, np.int64), *(rows for _, rows, _ in hits)])
+    if fault.change is not None:
         columns["x"] = np.array(columns["x"])
-        for piece in itertools.chain.from_iterable(_pieces(rows) for _, rows in hit):
-            columns["x"][piece] = _changed_images(columns["x"][piece], kind, bug.images)
-    if bug.labels is not None:
+        for _, rows, _ in hits:  # one user after the other: what a fault draws must not depend on who comes before
+            for at in range(0, len(rows), _SLICE):
+                piece = rows[at : at + _SLICE]
+                columns["x"][piece] = _changed_images(columns["x"][piece], bug.kind, fault.change)
+    if fault.labels is not None:
         columns["y"] = labels = as_labels(population.only("y").columns["y"], "y")
-        if classes is None:
-            raise DataError(f"Expected the number of classes for the bug {kind}.")
-        for _, rows in hit:
-            labels[rows] = bug.labels(torch.from_numpy(labels[rows]), classes).numpy()
-    if mark is not None:
-        columns[mark] = np.zeros(len(columns["x"]), np.int64)
-        for unit, _ in hit:
-            columns[mark][_rows(population, unit)] = 1
+        if bug.classes is None:
+            raise DataError(f"Expected the number of classes for the bug {bug.kind}.")
+        labels[wrong] = fault.labels(torch.from_numpy(labels[wrong]), bug.classes).numpy()
+    if bug.mark is not None:
+        marks = np.array([marked for _, _, marked in hits], np.int64)
+        columns[bug.mark] = np.repeat(marks, population.counts)
     return dataclasses.replace(population, columns=columns)
 
 
-def _hit_users(population: Population, fraction: float, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    for unit in range(len(population)):
-        rows = _rows(population, unit)
-        if len(rows) and _own_stream(population, rows, seed).random() < fraction:
-            yield unit, rows
-
-
-def _hit_examples(population: Population, fraction: float, seed: int) -> Iterator[tuple[int, np.ndarray]]:
-    for unit in range(len(population)):
-        rows = _rows(population, unit)
-        rng = _own_stream(population, rows, seed)
-        share = int(fraction * len(rows) + rng.random())  # rounded at random, so that few examples are hit as well
-        if share:
-            yield unit, np.sort(rng.permutation(rows)[:share])
-
-
-def _own_stream(population: Population, rows: np.ndarray, seed: int) -> np.random.Generator:
-    """Random numbers that depend on the seed and on what this one user holds, and on nobody else."""
-    held = hashlib.sha256(str(seed).encode())
-    for piece in _pieces(rows):
-        held.update(np.ascontiguousarray(population.columns["x"][piece]).data)
-    return np.random.default_rng(int.from_bytes(held.digest()[:16], "big"))
-
-
-def _rows(population: Population, unit: int) -> np.ndarray:
-    return population.starts[unit] + np.arange(population.counts[unit])
-
-
-def _pieces(rows: np.ndarray) -> Iterator[np.ndarray]:
-    return (rows[at : at + _SLICE] for at in range(0, len(rows), _SLICE))
-
-
-def _changed_images(images: np.ndarray, kind: str, change: Change) -> np.ndarray:
-    """In the type they had. Somebody else's function is not trusted, and what it complains of may quote the data."""
+def _changed_images(images: np.ndarray, kind: str, change: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+    """In the type they had."""
     before = pixels(torch.from_numpy(images))
     shape = before.shape
-    try:
-        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
-            after = change(before)
-    except (Exception, SystemExit):
-        raise DataError(f"Expected {kind} to change images; it failed.") from None
+    after = untrusted(change, before, f"Expected {kind} to change images; it failed.")
     if not isinstance(after, torch.Tensor) or after.shape != shape or not after.is_floating_point():
         raise DataError(f"Expected {kind} to give back images of the same shape, as a tensor of floats.")
     if not after.isfinite().all():
@@ -229,21 +177,123 @@ def checked(population: Population) -> list[str]:
 
 
 def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
-    told = (
+    damaged = (
         f"Expected a whole .npz file of plain arrays in {path.name}; it is cut short, damaged, or holds images of"
         " mixed sizes."
     )
     try:
-        return arrayfiles.archived(path, names, told, DataError)
+        return arrayfiles.archived(path, names, damaged, DataError)
     except arrayfiles.MissingError as missing:
         there = ", ".join(missing.there[:_NAMES])
         raise SchemaError(f"Expected {', '.join(missing.names)} in {path.name}; it holds {there}.") from None
     except FileNotFoundError:
         raise DataError(f"Expected the file {path}; it is missing.") from None
     except OSError:
-        raise DataError(told) from None
+        raise DataError(damaged) from None
 
 
 def _same_length(path: pathlib.Path, arrays: dict[str, np.ndarray]) -> None:
     if any(array.ndim == 0 for array in arrays.values()) or len({len(array) for array in arrays.values()}) > 1:
         raise SchemaError(f"Expected columns of one length in {path.name}.")
+
+
+class ImageReading(Reading):
+    name = "images"
+    column = "x"
+    formats = readers.KINDS
+    conversion = frozenset({"users", "images", "labels", "classes", "inverted"})
+
+    def converted(self, source: pathlib.Path, to: pathlib.Path, kind: str, **options: Any) -> Population:
+        return readers.convert(source, to, kind=kind, **options)
+
+    def source_at(self, path: pathlib.Path) -> str | None:
+        return "npz" if path.suffix == ".npz" else None
+
+    def with_its_labels(self, source: Data) -> Data:
+        if source.source != "npz" or source.labels in arrayfiles.names_in(pathlib.Path(source.path or "")):
+            return source
+        return source.model_copy(update={"labels": None})
+
+    def opened(self, source: Data) -> Population:
+        if source.source == "digits":
+            return digits(source.deal_to or USERS)[0]
+        path, users = pathlib.Path(source.path or ""), source.deal_to or source.users
+        images, labels, attributes = source.images, source.labels, source.attributes
+        return from_npz(path, images=images, labels=labels, users=users, attributes=attributes)
+
+    def sound(self, population: Population) -> Population:
+        """Pixels that a run can use, and labels and attributes in the type it works with."""
+        x = population.columns["x"]
+        if x.dtype not in (np.uint8, np.float32, np.float64):
+            raise DataError(f"Expected x as bytes (uint8) or floats in [-1, 1], got {x.dtype}.")
+        if x.dtype != np.uint8:
+            check_pixels(x)
+        whole = {key: column for key, column in population.columns.items() if key != "x" and column.dtype.kind in "iu"}
+        columns = {**population.columns, **{key: column.astype(np.int64) for key, column in whole.items()}}
+        return dataclasses.replace(population, columns=columns)
+
+    def prepared(self, recipe: Settings, units: Population) -> Population:
+        if "x" not in units.columns:
+            raise SchemaError(f"Expected an image column 'x', found {', '.join(sorted(units.columns))}.")
+        size, shape = side(recipe), tuple(units.columns["x"].shape[1:])
+        if shape != (1, size, size):
+            colour = len(shape) == 3 and shape[0] == 3
+            why = "they are in colour, and grey ones are expected" if colour else "see `side`"
+            raise SchemaError(f"Expected images of (1, {size}, {size}), got {shape}: {why}.")
+        return planted(units, recipe.data.bug) if recipe.data.bug else units
+
+    def check(self, recipe: Settings, units: Population) -> None:
+        classes, labels = networks(recipe).classes, units.columns.get("y")
+        if classes and labels is None:
+            raise SchemaError("Expected labels for a conditional model (model.classes).")
+        if classes and labels is not None and labels.max(initial=0) >= classes:
+            # Of a registered population it is known that none is.
+            raise DataError(f"Expected labels below model.classes = {classes}; the data hold others.")
+
+    def checked(self, population: Population) -> list[str]:
+        return checked(population)
+
+    def facts(self, population: Population) -> dict[str, int]:
+        return {"side": int(population.columns["x"].shape[-1])}
+
+    def contents(self, column: np.ndarray) -> Iterator[bytes]:
+        """Whether they were kept as bytes or as floats in [-1, 1]: what were the same bytes are the same again."""
+        for start in range(0, len(column), _SLICE):
+            part = np.asarray(column[start : start + _SLICE])
+            if part.dtype != np.uint8:
+                part = ((part.astype(np.float64) + 1) * 127.5).round().clip(0, 255).astype(np.uint8)
+            yield from (image.tobytes() for image in part)
+
+    def telling(self, content: bytes) -> bool:
+        """Not a blank image."""
+        return content.count(content[:1]) < len(content)
+
+    def reads_public(self, path: pathlib.Path) -> bool:
+        return path.suffix == ".npz"
+
+    def public_contents(self, path: pathlib.Path, column: str | None = None, declared: bool = True) -> Iterator[bytes]:
+        return itertools.chain.from_iterable(map(self.contents, images_in(path, column, declared)))
+
+    def public_examples(self, recipe: Settings) -> list[tuple[pathlib.Path, str | None]]:
+        public = recipe.primary.public if recipe.primary else None
+        return [(pathlib.Path(public.path), public.images)] if public else []
+
+    def fitted(self, recipe: Settings, seed: int) -> Primary:
+        wanted, public = recipe.primary, self._public(recipe)
+        if wanted is None or public is None:
+            raise ValueError("Expected primary.model or [primary.public] in the recipe: there is no classifier to ask.")
+        classes, size = int(public.labels.max()) + 1, side(recipe)
+        small = ConvClassifier(side=size, classes=classes, widths=wanted.widths)
+        network = ConvClassifier.paper(size, classes) if wanted.network == "paper" else small
+        images, labels = pixels(torch.from_numpy(public.images)), torch.from_numpy(public.labels)
+        return Primary(network, network.fitted(images, labels, seed=seed, epochs=wanted.epochs))
+
+    def _public(self, recipe: Settings) -> Public | None:
+        """Examples that anybody may see: named by the recipe, or those that come with the digits."""
+        columns = recipe.primary.public if recipe.primary else None
+        if columns is not None:
+            return public_npz(pathlib.Path(columns.path), images=columns.images, labels=columns.labels)
+        return digits(recipe.data.deal_to or USERS)[1] if recipe.data.source == "digits" else None
+
+
+READING = ImageReading()

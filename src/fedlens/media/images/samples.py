@@ -1,21 +1,22 @@
 """Synthetic images that never travel without the guarantee of the model that made them."""
 
-import contextlib
 import dataclasses
 import pathlib
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from fedlens.core import files, tensorfiles
 from fedlens.core.trees import Tree
 from fedlens.ledger import Head, Spending, guarantee
+from fedlens.ledger.provenance import as_delta, as_head, as_label, as_number, damage_of, provenance
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.privacy import Guarantee
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Samples:
+    medium: ClassVar[str] = "images"
     images: torch.Tensor = dataclasses.field(repr=False)  # [n, channels, side, side] in [-1, 1]
     label: str  # of the group
     spending: Spending
@@ -26,6 +27,9 @@ class Samples:
     @property
     def guarantee(self) -> Guarantee:
         return guarantee([self.spending], self.delta)
+
+    def __len__(self) -> int:
+        return len(self.images)
 
     def save(self, path: pathlib.Path) -> None:
         about = {"label": self.label, "synthetic": True, "round": self.round}
@@ -53,6 +57,7 @@ class Samples:
 class Model:
     """A trained generator with its guarantee: the content of model.safetensors."""
 
+    medium: ClassVar[str] = "images"
     gan: Gan
     generator: Tree = dataclasses.field(repr=False)
     label: str
@@ -107,11 +112,6 @@ class Model:
         return opened
 
 
-def provenance(spending: Spending, delta: float) -> dict[str, Any]:
-    """What every file made from private data says about itself; the guarantee can be recomputed from the spending."""
-    return {"spending": spending.to_dict(), "delta": delta, "guarantee": guarantee([spending], delta).to_dict()}
-
-
 def gan_from(values: dict[str, Any]) -> Gan:
     """A pair from its plain settings, as they stand in a file's header."""
     parts = {key: values[key] | {"widths": tuple(values[key]["widths"])} for key in ("generator", "critic")}
@@ -120,37 +120,6 @@ def gan_from(values: dict[str, Any]) -> Gan:
     return Gan(
         generator=ConvGenerator(**parts["generator"]), critic=ConvCritic(**parts["critic"]), penalty=values["penalty"]
     )
-
-
-def damage_of(path: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    """Around the values of a header, each of which may be anything."""
-    return files.damage(f"Expected a whole header in {path.name}; it is damaged.")
-
-
-def as_label(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError
-    return value
-
-
-def as_number(value: object) -> int:
-    if not files.whole(value, 0, 2**53):
-        raise TypeError
-    return value
-
-
-def as_delta(value: object) -> float:
-    if not files.finite(value) or not 0 < value < 1:
-        raise ValueError
-    return float(value)
-
-
-def as_head(value: Any) -> Head:
-    """The number and hash of an entry and, unless an older version wrote it, which ledger it is of."""
-    number, digest, *ledger = value
-    if len(ledger) > 1:
-        raise ValueError
-    return (as_number(number), as_label(digest), *map(as_label, ledger))  # type: ignore[return-value]
 
 
 def _check_images(images: torch.Tensor, classes: torch.Tensor | None) -> None:

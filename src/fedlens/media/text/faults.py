@@ -1,20 +1,6 @@
-"""Named bugs of tokenizers: to plant on private sentences, and hypotheses to explain a difference.
+"""Faults of tokenizers: what each makes of the right tokens of one sentence."""
 
-A misprint is a function of the tokens of one sentence. Somebody else's is named `package.module:function`.
-"""
-
-import dataclasses
-from collections.abc import Callable
-
-from fedlens.core import functions
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Misprint:
-    """What a faulty tokenizer makes of the right tokens of one sentence."""
-
-    summary: str
-    tokens: Callable[[list[str]], list[str]]
+from fedlens.media.faults import Fault, Faults
 
 
 def concatenated(tokens: list[str]) -> list[str]:
@@ -43,19 +29,14 @@ def mojibake(tokens: list[str]) -> list[str]:
     return [token.encode("utf-8", "replace").decode("latin-1") for token in tokens]
 
 
-MISPRINTS: dict[str, Misprint] = {
-    "concatenated": Misprint(summary="the first two tokens joined by a space", tokens=concatenated),
-    "spaceless": Misprint(summary="all spaces of the sentence lost", tokens=spaceless),
-    "wrong-case": Misprint(summary="upper case instead of lower case", tokens=wrong_case),
-    "truncated": Misprint(summary="long words cut short by two letters", tokens=truncated),
-    "doubled": Misprint(summary="every token twice", tokens=doubled),
-    "mojibake": Misprint(summary="UTF-8 read as Latin-1", tokens=mojibake),
-}
-
-
-def named(kind: str) -> Misprint:
-    """One of ours, or a function of tokens of somebody else's: `package.module:function`."""
-    if kind in MISPRINTS:
-        return MISPRINTS[kind]
-    found = functions.opened(kind, MISPRINTS, "tokens")
-    return Misprint(summary=functions.summary(found), tokens=found)
+FAULTS = Faults(
+    of="tokens",
+    known={
+        "concatenated": Fault(summary="the first two tokens joined by a space", change=concatenated),
+        "spaceless": Fault(summary="all spaces of the sentence lost", change=spaceless),
+        "wrong-case": Fault(summary="upper case instead of lower case", change=wrong_case),
+        "truncated": Fault(summary="long words cut short by two letters", change=truncated),
+        "doubled": Fault(summary="every token twice", change=doubled),
+        "mojibake": Fault(summary="UTF-8 read as Latin-1", change=mojibake),
+    },
+)

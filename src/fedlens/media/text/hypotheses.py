@@ -1,13 +1,12 @@
-"""Which known misprint explains how two sets of texts differ?
+"""Which known fault explains how two sets of texts differ?
 
-A hypothesis is a misprint. Every sample falls into a shape: how many parts a word has, whether they are known words,
-its case, its encoding; where a sentence has unknown words, and whether words repeat. The suspicious side's shapes are
-compared with a mixture of the healthy side's and of what the misprint makes of them (maximum likelihood in the share).
+A hypothesis is a fault. Every sample falls into a shape: how many parts a word has, whether they are known words,
+its case, its encoding; where a sentence has unknown words, and whether words repeat. The suspicious group's shapes are
+compared with a mixture of the healthy group's and of what the fault makes of them (maximum likelihood in the share).
 Everything here reads samples only, so it costs no privacy.
 """
 
 import collections
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -17,59 +16,57 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedlens.media.faults import Fault
 from fedlens.media.text import wordings
-from fedlens.media.text.faults import MISPRINTS, Misprint, named
+from fedlens.media.text.faults import FAULTS
 from fedlens.media.text.samples import COUNTED, Texts, Word
-from fedlens.media.text.wordings import TESTED, Row
+from fedlens.media.text.wordings import TESTED
 from fedlens.models.words import SPELLING_END, Vocabulary, spelled, unspelled
+from fedlens.report import ranking
+from fedlens.report.values import TableRow
 
 # What a finding needs. Two models of the same data differ by their noise, so that no test of equality can decide.
 # Chosen on public text, the docstrings of Python's standard library. Of words: 42 ordered pairs of seven private models
-# without a misprint, the demo's, of which the best explained at most 36%, and 0.008 nats. Of sentences: 18 pairs of
+# without a fault, the demo's, of which the best explained at most 36%, and 0.008 nats. Of sentences: 18 pairs of
 # noisy n-gram models, 19% and 0.004 nats.
 NAMED = 0.4  # share of the divergence that is explained
-MATERIAL = {"spelling": 0.004, "words": 0.02}  # share of the samples that are misprinted, and that can be seen to be
+MATERIAL = {"spelling": 0.004, "words": 0.02}  # share of the samples that are faulty, and that can be seen to be
 GAIN = {"spelling": 0.012, "words": 0.008}  # nats a sample
 SIGNIFICANT = 0.05
-SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # on which misprints are planted
+SHARES = (0.005, 0.01, 0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1.0)  # on which faults are planted
 STEPS = 500  # of expectation and maximisation
-# Mass of the healthy side's shapes that is spread over all shapes: what noise may well make out of nothing.
+# Mass of the healthy group's shapes that is spread over all shapes: what noise may well make out of nothing.
 NOISE = 2e-3
 
-# The sentences on which misprints of spelling are tried are made up from public numbers.
+# The sentences on which faults of spelling are tried are made up from public numbers.
 MADE_UP, LENGTH = 3_000, 10  # sentences, and words in each
-UNKNOWN = 0.05  # share of words that are the healthy side's own unknown ones
+UNKNOWN = 0.05  # share of words that are the healthy group's own unknown ones
 FOREIGN = 0.005  # share of words that are not ASCII, or nothing would show what happens to those
 ACCENTED = ("café", "naïve", "“", "”", "it’s", "don’t", "–", "résumé", "über", "señor", "façade", "…", "£", "déjà")
-TRIED = 4_000  # misprinted words
+TRIED = 4_000  # faulty words
 GARBLED = 5  # one letter in so many is wrong where a noisy model spells
 
 Shape = tuple[Any, ...]
 
 
-def ranked(left: Texts, right: Texts, kinds: Iterable[str] = tuple(MISPRINTS)) -> tuple[Row, ...]:
-    """All hypotheses, the closest first; "none of these" competes like any other."""
-    return Comparison.of(left, right, kinds).ranked()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Comparison:
-    """The shapes of a suspicious side, of a healthy one, and of what each misprint makes of the latter, as shares."""
+    """The shapes of a suspicious group, of a healthy one, and of what each fault makes of the latter, as shares."""
 
     kind: str  # of the texts
     left: np.ndarray
     right: np.ndarray
     made: dict[str, list[np.ndarray] | None]  # None: it failed; nothing: no sample can show it
     summaries: dict[str, str]
-    excess: dict[str, float]  # how much more of the left side bears a misprint's trace, where it leaves one
+    excess: dict[str, float]  # how much more of the left group bears a fault's trace, where it leaves one
     chance: float  # about what it makes of a divergence of so many samples: less than that explains nothing
     apart: float  # total variation distance
     p_value: float
 
     @classmethod
-    def of(cls, left: Texts, right: Texts, kinds: Iterable[str] = tuple(MISPRINTS)) -> "Comparison":
-        view = _view(left, right, {kind: named(kind) for kind in dict.fromkeys(kinds)})
-        made = {kind: view.made(misprint) for kind, misprint in view.misprints.items()}
+    def of(cls, left: Texts, right: Texts, kinds: Iterable[str] = tuple(FAULTS.known)) -> "Comparison":
+        view = _view(left, right, {kind: FAULTS.named(kind) for kind in dict.fromkeys(kinds)})
+        made = {kind: view.made(fault) for kind, fault in view.faults.items()}
         every = [view.left, view.right, *(part for parts in made.values() for part in parts or ())]
         shapes = sorted({shape for part in every for shape in part})
         apart, p_value = shape_test(view.left, view.right)
@@ -78,28 +75,26 @@ class Comparison:
             left=_shares(view.left, shapes),
             right=_shares(view.right, shapes),
             made={kind: None if parts is None else [_shares(p, shapes) for p in parts] for kind, parts in made.items()},
-            summaries={kind: misprint.summary for kind, misprint in view.misprints.items()},
+            summaries={kind: fault.summary for kind, fault in view.faults.items()},
             excess=view.excess,
             chance=len({*view.left, *view.right}) / (2 * min(view.left.total(), view.right.total())),
             apart=apart,
             p_value=p_value,
         )
 
-    def ranked(self) -> tuple[Row, ...]:
+    def ranked(self) -> tuple[TableRow, ...]:
         """All hypotheses, the closest first; "none of these" competes like any other.
 
         A distance is the Kullback-Leibler divergence of shapes, with what chance makes of it added; a score the share
-        of it that is explained; `affected` the share of samples that are misprinted.
+        of it that is explained; `affected` the share of samples that are faulty.
         """
         rows = [self._none(self.left), *(self._row(kind, self.left) for kind in self.made)]
-        rows.sort(key=lambda row: (row["distance"], row["kind"] != "none"))
-        enough = self._enough(rows[0], self.left) and self.p_value <= SIGNIFICANT
-        return tuple(row | {"named": row is rows[0] and enough} for row in rows)
+        return ranking.in_order(rows, lambda row: self._enough(row, self.left) and self.p_value <= SIGNIFICANT)
 
-    def missed(self) -> tuple[Row, ...]:
-        """For each misprint, the smallest share of the left side's samples that must carry it to be named, in percent.
+    def missed(self) -> tuple[TableRow, ...]:
+        """For each fault, the smallest share of the left group's samples that must carry it to be named, in percent.
 
-        Planted on shapes, so that it costs nothing; None where no share suffices. Another misprint may explain a rare
+        Planted on shapes, so that it costs nothing; None where no share suffices. Another fault may explain a rare
         one's trace still better, so this is the least that is needed.
         """
         rows = []
@@ -111,27 +106,19 @@ class Comparison:
             rows.append({"kind": kind, "summary": self.summaries[kind], "percent": least and round(100 * least, 1)})
         return tuple(rows)
 
-    def _none(self, left: np.ndarray) -> Row:
-        nothing = _mixture(left, self.right, [])[0] + self.chance
-        return {"kind": "none", "summary": "none of these", "distance": nothing, "score": 0.0, "affected": 0.0}
+    def _none(self, left: np.ndarray) -> TableRow:
+        return ranking.none_of_these(_mixture(left, self.right, [])[0] + self.chance, affected=0.0)
 
-    def _row(self, kind: str, left: np.ndarray) -> Row:
-        parts = self.made[kind]
+    def _row(self, kind: str, left: np.ndarray) -> TableRow:
+        parts, nothing = self.made[kind], self._none(left)["distance"]
         far, affected = (math.inf, 0.0) if parts is None else _mixture(left, self.right, parts)
-        score = max(1 - (far + self.chance) / self._none(left)["distance"], -999.0)
-        return {
-            "kind": kind,
-            "summary": self.summaries[kind],
-            "distance": far + self.chance,
-            "score": round(score, 4) + 0.0,  # no -0
-            "affected": round(affected, 5),
-        }
+        summary, distance = self.summaries[kind], far + self.chance
+        return ranking.hypothesis(kind, summary, distance, nothing, affected=round(affected, 5))
 
-    def _enough(self, row: Row, left: np.ndarray, planted: float = 0.0) -> bool:
-        """Misspelt misprints look like any other misspelt words, so that some must be there that can be told apart."""
+    def _enough(self, row: TableRow, left: np.ndarray, planted: float = 0.0) -> bool:
+        """Misspelt faults look like any other misspelt words, so that some must be there that can be told apart."""
         return (
-            row["kind"] != "none"
-            and row["score"] >= NAMED
+            row["score"] >= NAMED
             and row["affected"] >= MATERIAL[self.kind]
             and self.excess.get(row["kind"], math.inf) + planted >= MATERIAL[self.kind]
             and self._none(left)["distance"] - row["distance"] >= GAIN[self.kind]
@@ -139,12 +126,13 @@ class Comparison:
 
 
 def _shares(counts: Mapping[Shape, int], shapes: Sequence[Shape]) -> np.ndarray:
-    found = np.array([counts.get(shape, 0) for shape in shapes], float)
-    return found / found.sum()
+    numbers = np.array([counts.get(shape, 0) for shape in shapes], float)
+    shares: np.ndarray = numbers / numbers.sum()
+    return shares
 
 
 def _mixture(observed: np.ndarray, healthy: np.ndarray, made: Sequence[np.ndarray]) -> tuple[float, float]:
-    """How far the best mixture of the healthy shapes and the misprinted ones is, and the misprinted ones' share in it.
+    """How far the best mixture of the healthy shapes and the faulty ones is, and the faulty ones' share in it.
 
     The likelihood is concave in the shares; expectation and maximisation climb it.
     """
@@ -160,36 +148,32 @@ def _mixture(observed: np.ndarray, healthy: np.ndarray, made: Sequence[np.ndarra
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _View:
-    """Shapes of both sides, and how to get those that a misprint makes: several counts, or None if it fails."""
+    """Shapes of both groups, and how to get those that a fault makes: several counts, or None if it fails."""
 
     left: collections.Counter[Shape]
     right: collections.Counter[Shape]
-    misprints: dict[str, Misprint]
-    made: Callable[[Misprint], list[collections.Counter[Shape]] | None]
+    faults: dict[str, Fault]
+    made: Callable[[Fault], list[collections.Counter[Shape]] | None]
     excess: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-def _view(left: Texts, right: Texts, misprints: dict[str, Misprint]) -> _View:
-    told = [(side.kind, side.tokenizer, side.vocabulary, side.sequences.shape[1]) for side in (left, right)]
-    if told[0] != told[1]:
+def _view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View:
+    alike = [(texts.kind, texts.tokenizer, texts.vocabulary, texts.sequences.shape[1]) for texts in (left, right)]
+    if alike[0] != alike[1]:
         raise ValueError("Expected texts of one kind, tokenizer and vocabulary, in rows of one width, to compare.")
-    return (_spelling_view if left.kind == "spelling" else _sentence_view)(left, right, misprints)
+    return (_spelling_view if left.kind == "spelling" else _sentence_view)(left, right, faults)
 
 
-def _changed(misprint: Misprint, tokens: list[str]) -> list[str] | None:
-    """What the misprint makes of a copy; None if it fails, or gives back what are no tokens."""
-    try:
-        with contextlib.redirect_stdout(None):
-            changed = misprint.tokens(list(tokens))
-    except Exception:
-        return None
+def _changed(fault: Fault, tokens: list[str]) -> list[str] | None:
+    """What the fault makes of a copy; None if it fails, or gives back what are no tokens."""
+    changed = ranking.attempted(fault.change, list(tokens)) if fault.change else None
     return changed if isinstance(changed, list) and all(isinstance(token, str) for token in changed) else None
 
 
 def shape_test(left: Mapping[Shape, int], right: Mapping[Shape, int], seed: int = 0) -> tuple[float, float]:
     """Total variation distance of two counts of shapes, and how often relabelled samples are as far apart."""
     shapes = sorted({*left, *right})
-    one, other = (np.array([side.get(shape, 0) for shape in shapes]) for side in (left, right))
+    one, other = (np.array([counts.get(shape, 0) for shape in shapes]) for counts in (left, right))
     drawn = np.random.default_rng(seed).multivariate_hypergeometric(one + other, one.sum(), TESTED, method="marginals")
     lefts = np.vstack([one, drawn])
     apart = np.abs(lefts / one.sum() - (one + other - lefts) / other.sum()).sum(1) / 2
@@ -223,7 +207,7 @@ class _Spelling:
 
     vocabulary: frozenset[str]
     width: int
-    marks: tuple[frozenset[Word], ...]  # what each misprint makes of single known words
+    marks: tuple[frozenset[Word], ...]  # what each fault makes of single known words
 
     def shape(self, word: Word) -> _WordShape:
         text, _ = word  # not whether it ended: private models of the same words differ most in how long words get
@@ -245,22 +229,22 @@ class _Spelling:
         return unspelled(row), bool((row == SPELLING_END).any())
 
     def shapes(self, words: Mapping[Word, int]) -> collections.Counter[Shape]:
-        found: collections.Counter[Shape] = collections.Counter()
+        counts: collections.Counter[Shape] = collections.Counter()
         for word, count in words.items():
-            found[self.shape(word)] += count
-        return found
+            counts[self.shape(word)] += count
+        return counts
 
 
-def _spelling_view(left: Texts, right: Texts, misprints: dict[str, Misprint]) -> _View:
+def _spelling_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View:
     vocabulary, width = frozenset(right.vocabulary), right.sequences.shape[1]
     plain = _Spelling(vocabulary, width, ())
-    marks = tuple(_marks(misprint, right.vocabulary, plain) for misprint in misprints.values())
+    marks = tuple(_marks(fault, right.vocabulary, plain) for fault in faults.values())
     spelling = _Spelling(vocabulary, width, marks)
     healthy = right.words
     sentences = _made_up(right.vocabulary, healthy)
 
-    def made(misprint: Misprint) -> list[collections.Counter[Shape]] | None:
-        changed = [(tokens, _changed(misprint, tokens)) for tokens in sentences]
+    def made(fault: Fault) -> list[collections.Counter[Shape]] | None:
+        changed = [(tokens, _changed(fault, tokens)) for tokens in sentences]
         if any(tokens is None for _, tokens in changed):
             return None
         new = [
@@ -274,20 +258,20 @@ def _spelling_view(left: Texts, right: Texts, misprints: dict[str, Misprint]) ->
 
     shapes = spelling.shapes(left.words), spelling.shapes(healthy)
     excess = {}
-    for place, kind in enumerate(misprints):
+    for place, kind in enumerate(faults):
         _, borne = _TRACES.get(kind, ("", lambda shape, place=place: shape.marks[place]))
         if kind in _TRACES or marks[place]:
             excess[kind] = _share(shapes[0], borne) - _share(shapes[1], borne)
-    return _View(*shapes, misprints, made, excess)
+    return _View(*shapes, faults, made, excess)
 
 
 def _share(shapes: collections.Counter[Shape], borne: Callable[[Any], bool]) -> float:
     return sum(count for shape, count in shapes.items() if borne(shape)) / max(1, shapes.total())
 
 
-def _marks(misprint: Misprint, vocabulary: Sequence[str], plain: _Spelling) -> frozenset[Word]:
-    """Words that are known ones no longer, because of the misprint."""
-    changed = (word for known in (*vocabulary, *ACCENTED) for word in _changed(misprint, [known]) or ())
+def _marks(fault: Fault, vocabulary: Sequence[str], plain: _Spelling) -> frozenset[Word]:
+    """Words that are known ones no longer, because of the fault."""
+    changed = (word for known in (*vocabulary, *ACCENTED) for word in _changed(fault, [known]) or ())
     return frozenset(plain.written(word) for word in changed if word not in plain.vocabulary and word not in ACCENTED)
 
 
@@ -333,27 +317,27 @@ def _joined(word: str, vocabulary: frozenset[str]) -> int:
 
 
 def traced(kind: str, texts: Texts) -> tuple[str, Callable[[Word], bool]]:
-    """How the trace of a misprint reads in a sentence, and which words bear it."""
+    """How the trace of a fault reads in a sentence, and which words bear it."""
     plain = _Spelling(frozenset(texts.vocabulary), texts.sequences.shape[1], ())
     if kind in _TRACES:
-        told, borne = _TRACES[kind]
-        return told, lambda word: borne(plain.shape(word))
-    told = "are known words without their last letters" if kind == "truncated" else "are what it makes of known words"
-    return told, _marks(named(kind), texts.vocabulary, plain).__contains__
+        trace, borne = _TRACES[kind]
+        return trace, lambda word: borne(plain.shape(word))
+    trace = "are known words without their last letters" if kind == "truncated" else "are what it makes of known words"
+    return trace, _marks(FAULTS.named(kind), texts.vocabulary, plain).__contains__
 
 
 # Shapes of sentences
 
 
-def _sentence_view(left: Texts, right: Texts, misprints: dict[str, Misprint]) -> _View:
+def _sentence_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View:
     vocabulary = Vocabulary(words=right.vocabulary, provenance="")
     width, unknown = right.sequences.shape[1], vocabulary.unknown
     healthy = _numbers(right)
     stranger = "\ue000" * 6  # stays unknown, whatever is done to it
     names = (*right.vocabulary, stranger)
 
-    def made(misprint: Misprint) -> list[collections.Counter[Shape]] | None:
-        changed = [_changed(misprint, [names[number] for number in row]) for row in healthy]
+    def made(fault: Fault) -> list[collections.Counter[Shape]] | None:
+        changed = [_changed(fault, [names[number] for number in row]) for row in healthy]
         if any(tokens is None for tokens in changed):
             return None
         rows = [[vocabulary.number(token) for token in tokens or ()][: width - 1] for tokens in changed]
@@ -362,7 +346,7 @@ def _sentence_view(left: Texts, right: Texts, misprints: dict[str, Misprint]) ->
     one, other = (
         collections.Counter(sentence_shape(row, unknown) for row in rows) for rows in (_numbers(left), healthy)
     )
-    return _View(one, other, misprints, made)
+    return _View(one, other, faults, made)
 
 
 def _numbers(texts: Texts) -> list[list[int]]:

@@ -1,55 +1,45 @@
-"""PRIVATE. What a recipe of text needs beside the data: sentences, with a bug planted, as rows for a language model."""
+"""PRIVATE. The half of text that reads: sentences, with a fault planted, as rows for a language model."""
 
-import contextlib
-import hashlib
+import pathlib
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
 
+from fedlens.data import readers
+from fedlens.data.planting import Planting
 from fedlens.data.population import DataError, Population, SchemaError
-from fedlens.media.images import reading as data
-from fedlens.media.text import faults as misprints
+from fedlens.data.readers.docstrings import docstrings
+from fedlens.media.reading import Given, Reading, as_whole_numbers, planting_of, untrusted
+from fedlens.media.text.faults import FAULTS
+from fedlens.media.text.public import sentences_of
+from fedlens.media.text.settings import Text, text
 from fedlens.models import words
-from fedlens.models.words import PADDING, Vocabulary
-from fedlens.recipes.recipe import Recipe
-from fedlens.recipes.tables import Bug, Text
+from fedlens.models.words import PADDING, SENTENCE_BYTES, as_row
+from fedlens.recipes.tables import Data, Settings
 
+TELLING = 16  # bytes that a sentence must have: "thank you" is said everywhere
+_SLICE = 4096  # sentences that are read together
 Tokens = list[str]
-Given = TypeVar("Given")
 
 
-def of_text(found: Population) -> Population:
-    """The same, if it holds sentences."""
-    column = found.columns.get("text")
-    if column is None or column.dtype != np.uint8 or column.ndim != 2:
-        raise SchemaError("Expected a population of text, with a column 'text' of bytes (fedlens data convert --text).")
-    return found
-
-
-def population(recipe: Recipe, sentences: Population) -> Population:
+def population(recipe: Settings, sentences: Population) -> Population:
     """The users with their rows in the column x: unknown words, or whole sentences; and columns to select by.
 
     One user after the other, so that nobody decides about anybody else.
     """
-    text, vocabulary, bug = recipe.text, recipe.vocabulary, recipe.data.bug
+    own, bug = text(recipe), recipe.data.bug
     of_text(sentences)
-    if text is None:
-        raise ValueError("Expected a table [text] in the recipe.")
-    if bug and bug.mark in sentences.columns:
-        raise SchemaError(f"Expected no column named {bug.mark!r} yet: it is to mark whom the bug hit.")
-    attributes = _attributes(sentences, recipe)
-    split, misprint = words.tokenizer(text.tokenizer), misprints.named(bug.kind).tokens if bug else None
-    made, origins, marks = [_blank(text, vocabulary)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for start, count in zip(sentences.starts, sentences.counts, strict=True):
-        own = np.asarray(sentences.columns["text"][start : start + count])
-        spoken = said(own, split)
-        marked = False
-        if bug and misprint:
-            marked, wrong = _hit(own, bug)
-            for place in np.flatnonzero(wrong):
-                spoken[place] = _tokens(bug.kind, misprint, spoken[place])
-        rows, origin = _numbered(spoken, text, vocabulary)
+    planting = planting_of(bug, sentences) if bug else Planting(fraction=0.0)
+    attributes, split = _attributes(sentences, recipe), words.tokenizer(own.tokenizer)
+    fault = FAULTS.named(bug.kind).change if bug else None
+    made, origins, marks = [_blank(own)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for unit, wrong, marked in planting.hits(sentences, "text"):
+        start, count = int(sentences.starts[unit]), int(sentences.counts[unit])
+        spoken = said(np.asarray(sentences.columns["text"][start : start + count]), split)
+        for place in wrong - start if bug and fault else ():
+            spoken[place] = _tokens(bug.kind, fault, spoken[place])  # type: ignore[union-attr, arg-type]
+        rows, origin = _numbered(spoken, own)
         made.append(rows)
         origins.append(start + origin)
         marks.append(np.full(len(rows), marked, np.int64))
@@ -59,11 +49,19 @@ def population(recipe: Recipe, sentences: Population) -> Population:
     return Population.from_arrays(sentences.name, columns, np.array([len(rows) for rows in made[1:]], np.int64))
 
 
-def _attributes(sentences: Population, recipe: Recipe) -> dict[str, np.ndarray]:
+def of_text(population: Population) -> Population:
+    """The same, if it holds sentences."""
+    column = population.columns.get("text")
+    if column is None or column.dtype != np.uint8 or column.ndim != 2:
+        raise SchemaError("Expected a population of text, with a column 'text' of bytes (fedlens data convert --text).")
+    return population
+
+
+def _attributes(sentences: Population, recipe: Settings) -> dict[str, np.ndarray]:
     """The columns that selections go by, as far as they are there: no others are needed."""
     asked = {selection.attribute or "" for selection in recipe.selections.values()} - {"x"}  # which is what we make
-    found = sorted(asked & sentences.columns.keys())
-    return {name: data.as_whole_numbers(sentences.columns[name], name) for name in found}
+    there = sorted(asked & sentences.columns.keys())
+    return {name: as_whole_numbers(sentences.columns[name], name) for name in there}
 
 
 def said(rows: np.ndarray, split: Callable[[str], Tokens]) -> list[Tokens]:
@@ -72,52 +70,87 @@ def said(rows: np.ndarray, split: Callable[[str], Tokens]) -> list[Tokens]:
 
 
 def _tokens(of: str, change: Callable[[Given], Tokens], given: Given) -> Tokens:
-    """Somebody else's code is not trusted: what it prints, and what it complains of, may quote the data."""
-    try:
-        with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
-            found = change(given)
-    except (Exception, SystemExit):
-        raise DataError(f"Expected {of} to give back tokens; it failed.") from None
-    if not isinstance(found, list) or not all(isinstance(token, str) for token in found):
+    """What a tokenizer or a fault makes of a sentence, if it is tokens."""
+    tokens = untrusted(change, given, f"Expected {of} to give back tokens; it failed.")
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise DataError(f"Expected {of} to give back a list of tokens; it gave something else.")
-    return list(found)
+    return list(tokens)
 
 
-def _hit(rows: np.ndarray, bug: Bug) -> tuple[bool, np.ndarray]:
-    """Whether the bug hits a user, and in which sentences; by their own bytes and a public seed.
-
-    As for images: were it a share of all users, one who left would change what others hold.
-    """
-    user = bug.of == "examples" or _drawn(rows, f"{bug.seed} user") < bug.fraction
-    share = bug.fraction if bug.of == "examples" else bug.share
-    wrong = [user and _drawn(row, f"{bug.seed} sentence") < share for row in rows]
-    return user if bug.of == "users" else any(wrong), np.array(wrong, bool)
-
-
-def _drawn(held: np.ndarray, label: str) -> float:
-    """A number in [0, 1) that looks random."""
-    digest = hashlib.sha256(label.encode() + np.ascontiguousarray(held).tobytes()).digest()
-    return int.from_bytes(digest[:7], "big") / 2**56
-
-
-def _numbered(spoken: list[Tokens], text: Text, vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
+def _numbered(spoken: list[Tokens], own: Text) -> tuple[np.ndarray, np.ndarray]:
     """The rows a user trains on, and the sentence that each came from."""
-    made = [(place, row) for place, tokens in enumerate(spoken) for row in _of_sentence(tokens, text, vocabulary)]
-    rows = np.stack([row for _, row in made]) if made else _blank(text, vocabulary)
+    made = [(place, row) for place, tokens in enumerate(spoken) for row in _of_sentence(tokens, own)]
+    rows = np.stack([row for _, row in made]) if made else _blank(own)
     return rows, np.array([place for place, _ in made], np.int64)
 
 
-def _of_sentence(tokens: Tokens, text: Text, vocabulary: Vocabulary) -> Iterator[np.ndarray]:
+def _of_sentence(tokens: Tokens, own: Text) -> Iterator[np.ndarray]:
     """The words outside the vocabulary; or the sentence as a whole."""
-    if text.model == "words":
+    if own.model == "words":
         if tokens:
-            yield vocabulary.numbered(tokens, text.width + 2)
+            yield own.known.numbered(tokens, own.row)
         return
     for token in tokens:
-        if token and token not in vocabulary:
-            yield words.spelled(token, text.width + 2)
+        if token and token not in own.known:
+            yield words.spelled(token, own.row)
 
 
-def _blank(text: Text, vocabulary: Vocabulary) -> np.ndarray:
-    row = vocabulary.numbered([], text.width + 2) if text.model == "words" else words.spelled("", text.width + 2)
-    return np.full((0, text.width + 2), PADDING, row.dtype)
+def _blank(own: Text) -> np.ndarray:
+    row = own.known.numbered([], own.row) if own.model == "words" else words.spelled("", own.row)
+    return np.full((0, own.row), PADDING, row.dtype)
+
+
+class TextReading(Reading):
+    name = "text"
+    column = "text"
+    formats = readers.TEXT_KINDS
+    conversion = frozenset({"users", "sentences", "attributes", "split"})
+
+    def converted(self, source: pathlib.Path, to: pathlib.Path, kind: str, **options: Any) -> Population:
+        return readers.convert_text(source, to, kind=kind, **options)
+
+    def source_at(self, path: pathlib.Path) -> str | None:
+        return "jsonl" if ".jsonl" in path.suffixes or path.is_dir() else None
+
+    def opened(self, source: Data) -> Population:
+        if source.source == "docstrings":
+            return docstrings()
+        path = pathlib.Path(source.path or "")
+        return readers.text(path, user=source.users, text=source.text, attributes=source.attributes)
+
+    def sound(self, population: Population) -> Population:
+        return of_text(population)
+
+    def prepared(self, recipe: Settings, units: Population) -> Population:
+        return population(recipe, units)
+
+    def checked(self, population: Population) -> list[str]:
+        return readers.checked_text(population)
+
+    def notes(self) -> list[str]:
+        """Whether a sentence is longer is private."""
+        return [f"of every sentence the first {SENTENCE_BYTES} bytes are used"]
+
+    def contents(self, column: np.ndarray) -> Iterator[bytes]:
+        for start in range(0, len(column), _SLICE):
+            yield from (row.tobytes().rstrip(b"\0") for row in np.asarray(column[start : start + _SLICE]))
+
+    def telling(self, content: bytes) -> bool:
+        """Not a short sentence."""
+        return len(content) >= TELLING
+
+    def reads_public(self, path: pathlib.Path) -> bool:
+        return path.suffix != ".npz"
+
+    def public_contents(self, path: pathlib.Path, column: str | None = None, declared: bool = True) -> Iterator[bytes]:
+        """As a population of text would hold them."""
+        return (bytes(as_row(sentence)).rstrip(b"\0") for sentence in sentences_of(path, declared))
+
+    def public_examples(self, recipe: Settings) -> list[tuple[pathlib.Path, str | None]]:
+        """A list that was learnt comes with its price, and is no public text."""
+        own = text(recipe)
+        paths = [own.public, None if own.price else own.vocabulary]
+        return [(pathlib.Path(path), None) for path in paths if path]
+
+
+READING = TextReading()

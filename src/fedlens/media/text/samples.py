@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,8 +13,8 @@ import torch
 from fedlens.core import files, tensorfiles
 from fedlens.core.trees import Tree, moved
 from fedlens.ledger import Head, Spending
+from fedlens.ledger.provenance import as_delta, as_head, as_label, as_number, damage_of
 from fedlens.ledger.spending import stated
-from fedlens.media.images.samples import as_delta, as_head, as_label, as_number, damage_of
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import Markov
 from fedlens.models.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
@@ -35,6 +35,7 @@ class Texts:
     was learnt at a price; then its release is a part of the spending, and named in `earlier`.
     """
 
+    medium: ClassVar[str] = "text"
     kind: str  # "spelling" or "words"
     sequences: torch.Tensor = dataclasses.field(repr=False)  # [n, width]: rows as in fedlens.models.words
     log_probability: torch.Tensor = dataclasses.field(repr=False)  # [n], joint, END included
@@ -72,10 +73,10 @@ class Texts:
     def words(self) -> collections.Counter[Word]:
         """The different words that a character model spelled, in the first of its samples, and how often each came."""
         rows, counts = np.unique(self.rows[:COUNTED], axis=0, return_counts=True)
-        found: collections.Counter[Word] = collections.Counter()
+        spelled: collections.Counter[Word] = collections.Counter()
         for row, ended, count in zip(rows, (rows == SPELLING_END).any(1).tolist(), counts.tolist(), strict=True):
-            found[unspelled(row), ended] += count
-        return found
+            spelled[unspelled(row), ended] += count
+        return spelled
 
     @property
     def ended(self) -> torch.Tensor:
@@ -86,6 +87,9 @@ class Texts:
     @property
     def guarantee(self) -> Guarantee:
         return jointly([self])
+
+    def __len__(self) -> int:
+        return len(self.sequences)
 
     def save(self, path: pathlib.Path) -> None:
         about = {
@@ -117,6 +121,7 @@ class Texts:
 class TextModel:
     """A trained language model with its guarantee: the content of model.safetensors."""
 
+    medium: ClassVar[str] = "text"
     kind: str
     model: LanguageModel
     parameters: Tree = dataclasses.field(repr=False)
@@ -188,6 +193,7 @@ class NgramModel:
     Its alphabet is small: what it writes has 0 for every digit, A for every capital, and one sign beyond ASCII.
     """
 
+    medium: ClassVar[str] = "text"
     model: Markov = dataclasses.field(repr=False)
     vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
     width: int
@@ -215,9 +221,9 @@ class NgramModel:
         tree, about = tensorfiles.read(path)
         _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"model"}, path)
         with damage_of(path):
-            told = _read(about)
+            header = _read(about)
         with files.damage(f"Expected a table of probabilities in {path.name}; it is missing or damaged."):
-            return cls(model=Markov(table=tree["table"]), **told)
+            return cls(model=Markov(table=tree["table"]), **header)
 
 
 def _written(model: TextModel | NgramModel, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
@@ -236,23 +242,23 @@ def _written(model: TextModel | NgramModel, kind: str, sequences: torch.Tensor, 
     )
 
 
-def jointly(sides: "Sequence[Texts | TextModel | NgramModel]") -> Guarantee:
-    """Of all sides together.
+def jointly(groups: Sequence[Texts | TextModel | NgramModel]) -> Guarantee:
+    """Of all groups together.
 
-    Formal guarantee: an upper bound, as `guarantee` is. What several sides name as released earlier, by one run with
+    Formal guarantee: an upper bound, as `guarantee` is. What several groups name as released earlier, by one run with
     the same plans, is one release that all of them look at, and counts once.
     """
-    earlier = dict.fromkeys(found for side in sides for found in side.earlier)
-    return stated([_own(side) for side in sides], list(earlier), max(side.delta for side in sides))
+    earlier = dict.fromkeys(spending for group in groups for spending in group.earlier)
+    return stated([_own(group) for group in groups], list(earlier), max(group.delta for group in groups))
 
 
-def _own(side: "Texts | TextModel | NgramModel") -> Spending:
-    """What a side cost on top of what was released earlier."""
-    return dataclasses.replace(side.spending, plans=side.spending.plans[len(_plans(side.earlier)) :])
+def _own(group: Texts | TextModel | NgramModel) -> Spending:
+    """What a group cost on top of what was released earlier."""
+    return dataclasses.replace(group.spending, plans=group.spending.plans[len(_plans(group.earlier)) :])
 
 
 def _plans(spendings: Sequence[Spending]) -> tuple[Promise, ...]:
-    return tuple(plan for found in spendings for plan in found.plans)
+    return tuple(plan for spending in spendings for plan in spending.plans)
 
 
 def _header(model: TextModel | NgramModel) -> dict[str, Any]:
@@ -267,15 +273,15 @@ def _header(model: TextModel | NgramModel) -> dict[str, Any]:
     return about | _origin(model)
 
 
-def _origin(side: Texts | TextModel | NgramModel) -> dict[str, Any]:
+def _origin(group: Texts | TextModel | NgramModel) -> dict[str, Any]:
     """Whose words, and at what price: of models and of what they write."""
     return {
-        "vocabulary": side.vocabulary,
-        "tokenizer": side.tokenizer,
-        "spending": side.spending.to_dict(),
-        "earlier": [found.to_dict() for found in side.earlier],
-        "delta": side.delta,
-        "guarantee": jointly([side]).to_dict(),
+        "vocabulary": group.vocabulary,
+        "tokenizer": group.tokenizer,
+        "spending": group.spending.to_dict(),
+        "earlier": [spending.to_dict() for spending in group.earlier],
+        "delta": group.delta,
+        "guarantee": jointly([group]).to_dict(),
     }
 
 
@@ -322,7 +328,7 @@ def _check_earlier(spending: Spending, earlier: Sequence[Spending]) -> None:
     paid = _plans(earlier)
     if spending.plans[: len(paid)] != paid:
         raise ValueError("Expected a spending that includes what was released earlier, first of all.")
-    if any(found.account.simulated for found in earlier) and not spending.account.simulated:
+    if any(release.account.simulated for release in earlier) and not spending.account.simulated:
         raise ValueError("Expected a simulated spending: what was released earlier is.")
 
 

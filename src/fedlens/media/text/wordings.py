@@ -7,18 +7,16 @@ import collections
 import itertools
 import unicodedata
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from fedlens.media.text.samples import Texts
 from fedlens.models.words import PADDING, SPELLING_END, Vocabulary, unspelled
+from fedlens.report.values import TableRow
 
 FLOOR = 1e-4  # words that the model thinks less likely than this are not shown
 TESTED = 199  # relabellings of a permutation test
 Z = 1.96  # two-sided, 95%
-
-Row = dict[str, Any]
 
 
 # Words
@@ -28,10 +26,10 @@ def probable(texts: Texts) -> dict[str, float]:
     """Every word that came to an end, with its joint probability under the model, the likeliest first."""
     rows, places = np.unique(texts.rows, axis=0, return_index=True)
     chance = texts.log_probability.double().exp().cpu().numpy()[places]
-    found: dict[str, float] = collections.defaultdict(float)
+    words: dict[str, float] = collections.defaultdict(float)
     for place in np.flatnonzero((rows == SPELLING_END).any(1)):
-        found[unspelled(rows[place])] += float(chance[place])  # bytes that are no text may look the same
-    return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+        words[unspelled(rows[place])] += float(chance[place])  # bytes that are no text may look the same
+    return dict(sorted(words.items(), key=lambda pair: -pair[1]))
 
 
 def flags(word: str, vocabulary: frozenset[str]) -> tuple[str, ...]:
@@ -68,26 +66,25 @@ def encoding(word: str) -> str:
         return "other"
 
 
-def table(sides: Sequence[Texts], count: int = 20, floor: float = FLOOR) -> list[list[Row]]:
-    """The likeliest words of each side, with probability, lift over the other side and flags.
+def table(groups: Sequence[Texts], count: int = 20, floor: float = FLOOR) -> list[list[TableRow]]:
+    """The likeliest words of each group, with probability, lift over the other group and flags.
 
-    A word that the other side never wrote is new there: its probability is then below 3 / samples (95%), which makes
+    A word that the other group never wrote is new there: its probability is then below 3 / samples (95%), which makes
     the lift a lower bound.
     """
-    found = [probable(side) for side in sides]
+    words = [probable(group) for group in groups]
     tables = []
-    for side, own, other, other_side in zip(sides, found, reversed(found), reversed(sides), strict=True):
-        vocabulary = frozenset(side.vocabulary)
+    for group, own, other, other_group in zip(groups, words, reversed(words), reversed(groups), strict=True):
+        vocabulary = frozenset(group.vocabulary)
         rows = []
+        # Known words, which a model may write as well, say nothing.
         unknown = ((word, chance) for word, chance in own.items() if word and word not in vocabulary)
-        for word, chance in itertools.islice(
-            unknown, count
-        ):  # known words, which a model may write as well, say nothing
+        for word, chance in itertools.islice(unknown, count):
             if not chance >= floor:  # nor one that is no number
                 break
-            row: Row = {"word": word, "probability": chance, "flags": list(flags(word, vocabulary))}
-            if len(sides) > 1:
-                row["lift"] = chance / other.get(word, 3 / len(other_side.sequences))
+            row: TableRow = {"word": word, "probability": chance, "flags": list(flags(word, vocabulary))}
+            if len(groups) > 1:
+                row["lift"] = chance / other.get(word, 3 / len(other_group.sequences))
                 row["new"] = word not in other
             rows.append(row)
         tables.append(rows)
@@ -115,7 +112,8 @@ def _written(word: str) -> str:
 def places(texts: Texts) -> np.ndarray:
     """Which symbols are words, known or not, [n, width]: neither START nor END nor anything after it."""
     rows, words = texts.rows, len(texts.vocabulary)
-    return (rows != PADDING) & (rows <= words) & ~np.logical_or.accumulate(rows == words + 2, 1)
+    spoken: np.ndarray = (rows != PADDING) & (rows <= words) & ~np.logical_or.accumulate(rows == words + 2, 1)
+    return spoken
 
 
 def sentences(texts: Texts, count: int) -> list[list[str | None]]:
@@ -125,7 +123,8 @@ def sentences(texts: Texts, count: int) -> list[list[str | None]]:
 
 
 def lengths(texts: Texts) -> np.ndarray:
-    return places(texts).sum(1)
+    words: np.ndarray = places(texts).sum(1)
+    return words
 
 
 def unknown_by_position(texts: Texts, positions: int) -> tuple[np.ndarray, np.ndarray]:

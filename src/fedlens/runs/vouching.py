@@ -3,13 +3,16 @@
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedlens.cli.options import DEFAULT_BOOK
-
-if TYPE_CHECKING:
-    from fedlens.ledger import Ledger, Spending
-    from fedlens.media.opening import Trained
+from fedlens.core import files
+from fedlens.ledger import Ledger, Spending
+from fedlens.media import opening
+from fedlens.media.protocol import Trained
+from fedlens.models.words import Vocabulary
+from fedlens.privacy.guarantee import UNVERIFIED
+from fedlens.runs.books import DEFAULT_BOOK, book_at
+from fedlens.runs.reporting import paid_before, unconfirmed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,7 @@ class Checked:
     problems: list[str]
 
 
-def checked_files(book: "Ledger", folder: pathlib.Path, vocabularies: Sequence[pathlib.Path]) -> Checked:
+def checked_files(book: Ledger, folder: pathlib.Path, vocabularies: Sequence[pathlib.Path]) -> Checked:
     """All models in run folders, of whatever kind, and all lists of words that were learnt."""
     booked, identity = book.reserved(), book.identity()
     hashes: dict[str, str] = {}
@@ -50,31 +53,25 @@ def _headers(
     folder: pathlib.Path, vocabularies: Sequence[pathlib.Path]
 ) -> Iterator[tuple[str, str, tuple[Any, ...] | None]]:
     """The name each is booked under, its hash, and the head it carries; None if it cannot be read."""
-    from fedlens.core import files
-    from fedlens.media.opening import opened
-
     for path in sorted(folder.glob("*/*/model.safetensors")):
         try:
-            model = opened(path)
+            model = opening.opened(path)
             yield model.spending.account.run, files.sha256(path), _head(model.ledger_head)
         except ValueError:
             yield f"{path.parent.parent.name}/{path.parent.name}", files.sha256(path), None
     for path in (*sorted(_lists(folder)), *vocabularies):
-        if found := _learnt(path, named=path in vocabularies):
-            yield found
+        if header := _learnt(path, named=path in vocabularies):
+            yield header
 
 
 def _lists(folder: pathlib.Path) -> list[pathlib.Path]:
     """Files with something beside them that may be what their words cost."""
-    beside = [*folder.glob("*.json"), *folder.glob("*/*.json")]
-    return [path.with_suffix("") for path in beside if path.with_suffix("").is_file()]
+    descriptions = [*folder.glob("*.json"), *folder.glob("*/*.json")]
+    return [path.with_suffix("") for path in descriptions if path.with_suffix("").is_file()]
 
 
 def _learnt(path: pathlib.Path, named: bool) -> tuple[str, str, tuple[Any, ...] | None] | None:
     """Of a list that was learnt; None for other files, unless somebody `named` it."""
-    from fedlens.ledger import Spending
-    from fedlens.models.words import Vocabulary
-
     try:
         words = Vocabulary.open(path)
         if "ledger_head" not in words.facts and not named:
@@ -98,8 +95,8 @@ class Vouched:
     """Whether a ledger confirms what models say they cost, and which one."""
 
     unverified: str  # why not, in a headline; empty if it does
-    told: str  # for the page's provenance
-    spent: "tuple[Spending, ...]" = ()  # by the runs that the models are of, as the ledger knows it
+    statement: str  # for the page's provenance
+    spent: tuple[Spending, ...] = ()  # by the runs that the models are of, as the ledger knows it
 
 
 def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
@@ -108,39 +105,28 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
     By default that is the ledger in the folder of the run folders, or the usual one, if either is there. Where a run
     says itself which ledger it is of, nobody listens: whoever forges a header forges that as well.
     """
-    from fedlens.cli.ledger import book_at
-    from fedlens.privacy.guarantee import UNVERIFIED
-    from fedlens.runs.reporting import unconfirmed
-
-    beside = [folder.resolve().parent.parent / "ledger.sqlite" for folder in folders]
-    usual = [path for path in (*beside, pathlib.Path(DEFAULT_BOOK)) if path.exists()]
+    of_the_runs = [folder.resolve().parent.parent / "ledger.sqlite" for folder in folders]
+    usual = [path for path in (*of_the_runs, pathlib.Path(DEFAULT_BOOK)) if path.exists()]
     if address is None and not usual:
-        return Vouched(unverified=UNVERIFIED, told=f"{UNVERIFIED}: there is none")
+        return Vouched(unverified=UNVERIFIED, statement=f"{UNVERIFIED}: there is none")
     book = book_at(address or str(usual[0]))
     models = [_opened(folder) for folder in folders]
-    missing = [found for model, digest in models if (found := unconfirmed(book, model, digest))]
+    missing = [doubt for model, digest in models if (doubt := unconfirmed(book, model, digest))]
     number, digest = book.head()
     if missing or not folders:
-        return Vouched(unverified=UNVERIFIED, told="; ".join([UNVERIFIED, *missing]))
-    told = f"confirmed by the ledger at {address or usual[0]}, head {number}:{digest}"
-    return Vouched(unverified="", told=told, spent=_spent(book, [model for model, _ in models]))
+        return Vouched(unverified=UNVERIFIED, statement="; ".join([UNVERIFIED, *missing]))
+    statement = f"confirmed by the ledger at {address or usual[0]}, head {number}:{digest}"
+    return Vouched(unverified="", statement=statement, spent=_spent(book, [model for model, _ in models]))
 
 
-def _opened(folder: pathlib.Path) -> "tuple[Trained, str]":
-    from fedlens.core import files
-    from fedlens.media.opening import opened
-
+def _opened(folder: pathlib.Path) -> tuple[Trained, str]:
     path = folder / "model.safetensors"
-    return opened(path), files.sha256(path)
+    return opening.opened(path), files.sha256(path)
 
 
-def _spent(book: "Ledger", models: "Sequence[Trained]") -> "tuple[Spending, ...]":
+def _spent(book: Ledger, models: Sequence[Trained]) -> tuple[Spending, ...]:
     """By whole runs: groups that were counted, thresholds that were learnt, and what their vocabulary cost before."""
     roots = {model.spending.account.run.split("/")[0] for model in models}
     runs = [run["run"] for run in book.runs() if run["run"].split("/")[0] in roots and run["released"]]
-    earlier = dict.fromkeys(found for model in models for found in _earlier(model))
-    return *(book.spending(run) for run in runs), *earlier
-
-
-def _earlier(model: "Trained") -> Sequence[Any]:
-    return getattr(model, "earlier", ())
+    vocabularies = dict.fromkeys(paid for model in models for paid in paid_before(model))
+    return *(book.spending(run) for run in runs), *vocabularies

@@ -1,0 +1,72 @@
+"""PRIVATE. Where data lie: one place that holds the units, selects among them, and opens curators on them.
+
+Whoever carries out stages holds a site and never a unit: a rule goes in, which is public, and a curator comes out. So a
+site on a real node can select where its data are.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from fedlens.curators.simulated import SimulatedCurator
+from fedlens.data.population import DataError, Population
+from fedlens.data.selection import AccuracyBetween, Classified, OfClasses, WithAttribute
+from fedlens.models.classifier import Primary
+from fedlens.privacy import Unit
+from fedlens.recipes.stages import Stage
+from fedlens.recipes.tables import Selection
+
+Thresholds = Mapping[float, float]  # accuracies, by the quantile that each was learnt as
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """PRIVATE. The units, the primary model, and what it makes of each of them where groups are sorted by that."""
+
+    units: Population
+    primary: Primary | None
+    accuracies: np.ndarray | None
+
+    def curator(self, stage: Stage, thresholds: Thresholds, **options: Any) -> SimulatedCurator:
+        """On the units that a stage asks; the `options` are those of a curator."""
+        units = self.asked(stage, thresholds)
+        options["memory"] = options.get("memory") or stage.algorithm.memory(len(units))
+        width = stage.algorithm.examples_per_unit
+        return SimulatedCurator(units, stage.plan, stage=stage.name, examples_per_unit=width, **options)
+
+    def asked(self, stage: Stage, thresholds: Thresholds) -> Population:
+        """PRIVATE. The units that a stage asks, with nothing but what it is shown: examples and, if known, labels."""
+        if stage.who is None:
+            return self._verdicts()
+        chosen = self._chosen(stage.group, stage.who, thresholds)
+        chosen = chosen.only(*(column for column in ("x", "y") if column in chosen.columns))
+        return chosen.by_example() if stage.plan.unit == Unit.EXAMPLE else chosen
+
+    def _verdicts(self) -> Population:
+        """Nothing but the verdict on each: what thresholds are learnt from."""
+        shares = np.zeros(0) if self.accuracies is None else self.accuracies
+        return Population.from_arrays(self.units.name, {"accuracy": shares}, np.ones(len(shares), np.int64))
+
+    def _chosen(self, name: str, rule: Selection, thresholds: Thresholds) -> Population:
+        units, primary = self.units, self.primary
+        if rule.by == "everyone":
+            return units
+        if rule.by == "class":
+            return OfClasses(classes=rule.classes or (), minimum=rule.minimum_examples)(units, name)
+        if rule.by == "attribute":
+            return WithAttribute(attribute=rule.attribute or "", values=rule.values or ())(units, name)
+        if primary is None or "y" not in units.columns:
+            raise DataError(f"Expected labels and a primary model to select by {rule.by}.")
+        if rule.by == "accuracy" and self.accuracies is not None:
+            at_least, below = rule.interval(thresholds)
+            return AccuracyBetween(at_least=at_least, below=below)(units, name, self.accuracies)
+        return Classified(right=rule.by == "right", minimum=rule.minimum_examples)(units, name, primary)
+
+    def fingerprint(self) -> str:
+        """Changes with anything that groups and contributions depend on; for use under a secret key only."""
+        asked = self.primary.digest if self.primary else ""
+        judged = "" if self.accuracies is None else hashlib.sha256(self.accuracies.tobytes()).hexdigest()
+        return f"{self.units.fingerprint()} {asked} {judged}"

@@ -1,0 +1,131 @@
+"""The public half of images: DP-trained generators, and what is seen in what they draw."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from pydantic import NonNegativeInt
+
+from fedlens.algorithms.protocol import Algorithm
+from fedlens.core import trees
+from fedlens.core.trees import Tree
+from fedlens.media.images import contrast, pictures, templates
+from fedlens.media.images.defaults import settled
+from fedlens.media.images.faults import FAULTS
+from fedlens.media.images.samples import Model, Samples
+from fedlens.media.images.settings import Networks, gan, networks, side
+from fedlens.media.protocol import Medium, Template, Values
+from fedlens.media.protocol import Samples as AnySamples
+from fedlens.models.classifier import Primary
+from fedlens.models.gan import Gan
+from fedlens.models.primary import open_primary
+from fedlens.recipes.tables import Settings
+from fedlens.report.report import Report
+
+SHEET = 256  # images on one sheet, to look at
+
+
+class Images(Medium):
+    name = "images"
+    tables: ClassVar[Mapping[str, tuple[Any, Any]]] = {"side": (NonNegativeInt, 0), "model": (Networks, Networks())}
+    faults = FAULTS
+    drawn = contrast.COMPARED
+    demo_without_fault: ClassVar[list[str]] = ["data.bug.fraction=0", "data.name=digits-without-bug"]
+    shows_glimpses = True
+    tasks = ("T1", "T2", "T4")
+    selects = ("everyone", "accuracy", "right", "wrong", "class", "attribute")
+    judged = True
+
+    # A recipe
+
+    def claims(self, recipe: Settings) -> bool:
+        return side(recipe) > 0
+
+    def problems(self, recipe: Settings) -> list[str]:
+        problems = [] if side(recipe) > 0 else ["give side, of images, or the table of another medium, such as [text]"]
+        try:
+            networks(recipe).built(side(recipe) or 28, 1)
+        except ValueError as error:
+            problems.append(str(error))
+        return problems
+
+    def settled(self, values: Values, judged: Callable[[Values], Any]) -> Values:
+        return settled(values, judged)
+
+    def reads_labels(self, recipe: Settings) -> bool:
+        bug = recipe.data.bug
+        return bool(networks(recipe).classes or (bug and bug.relabels))
+
+    def classes(self, recipe: Settings) -> int | None:
+        return networks(recipe).classes or None
+
+    def refusals(self, recipe: Settings, facts: Mapping[str, int]) -> list[str]:
+        registered = facts.get("side")
+        if side(recipe) == registered:
+            return []
+        return [f"its images are of side {registered}, and the recipe says side = {side(recipe)}"]
+
+    def template(self, task: str, data: str, **given: Any) -> Template:
+        return templates.pieces(task, data, **given)
+
+    # What is trained
+
+    def algorithm(self, recipe: Settings) -> str:
+        return "fedavg-gan"
+
+    def network(self, recipe: Settings) -> Gan:
+        return gan(recipe)
+
+    def weights(self, recipe: Settings) -> int:
+        return sum(leaf.numel() for leaf in gan(recipe).critic.init(0).values())
+
+    def blank(self, recipe: Settings, width: int) -> Tree:
+        images = torch.zeros(width, 1, side(recipe), side(recipe), dtype=torch.uint8)
+        labels = {"y": torch.zeros(width, dtype=torch.long)} if networks(recipe).classes else {}
+        return {"x": images, "mask": torch.ones(width), **labels}
+
+    def chunk(self, recipe: Settings, models: int) -> int:
+        """26 GB on a GPU with the largest critic, twice while it is recorded."""
+        return min(135, max(1, 700 // models))
+
+    def summary(self, recipe: Settings) -> dict[str, Any]:
+        return {"critic": list(networks(recipe).critic_widths or ())}
+
+    # Models and samples
+
+    def model(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Model:
+        return Model(gan=gan(recipe), generator=trees.moved(algorithm.result(state), "cpu"), **about)
+
+    def owns(self, header: Mapping[str, Any]) -> bool:
+        return "gan" in header
+
+    def opened(self, path: pathlib.Path) -> Model:
+        return Model.open(path)
+
+    def opened_samples(self, path: pathlib.Path) -> Samples:
+        return Samples.open(path)
+
+    def shown(self, samples: AnySamples) -> tuple[str, bytes]:
+        return ".png", pictures.png_bytes(_images(samples).images[:SHEET])
+
+    # What is found
+
+    def primary_form(self, recipe: Settings) -> dict[str, int]:
+        return {"side": side(recipe)}
+
+    def primary(self, path: pathlib.Path, like: AnySamples, **expects: Any) -> Primary:
+        _, channels, size, _ = _images(like).images.shape
+        return open_primary(path, side=size, channels=channels, **expects)
+
+    def contrast(self, groups: Sequence[AnySamples], *, title: str, **about: Any) -> Report:
+        return contrast.contrast(*map(_images, groups), title=title, **about)
+
+
+def _images(samples: AnySamples) -> Samples:
+    if not isinstance(samples, Samples):
+        raise ValueError("Expected samples of images to compare with each other.")
+    return samples
+
+
+MEDIUM = Images()

@@ -1,0 +1,251 @@
+"""The public half of a medium: what a recipe may say, what is trained, what is drawn, and what is made of it.
+
+`Medium` is what the rest of the house asks; most questions have an answer here that a medium need not repeat. What is
+asked with a recipe is answered from the recipe alone: no private data decide.
+"""
+
+import abc
+import dataclasses
+import pathlib
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from fedlens.algorithms.protocol import Algorithm
+from fedlens.core.trees import Tree
+from fedlens.ledger import Head, Ledger, Spending
+from fedlens.media.faults import Faults
+from fedlens.models.classifier import Primary
+from fedlens.privacy import Guarantee
+from fedlens.recipes.tables import Settings, Table
+from fedlens.report.report import Finding, Report
+
+Values = dict[str, Any]  # a recipe before it is checked
+# Options of a table; when a run uses them, by the table they stand in and the whole recipe; and what they go with.
+Rule = tuple[type[Table], str, Callable[[Any, Any], object], str]
+
+
+class Priced(Protocol):
+    """What was made from private data never travels without what it cost: its file carries it."""
+
+    medium: ClassVar[str]
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def spending(self) -> Spending: ...
+
+    @property
+    def delta(self) -> float: ...
+
+    def save(self, path: pathlib.Path, /) -> None: ...
+
+
+class Samples(Priced, Protocol):
+    """What a model drew."""
+
+    @property
+    def guarantee(self) -> Guarantee: ...
+
+    def __len__(self) -> int: ...
+
+
+class Trained(Priced, Protocol):
+    """A model: the content of model.safetensors."""
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def ledger_head(self) -> Head: ...
+
+    def sampled(self, count: int, seed: int, /) -> Samples: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Template:
+    """The pieces of a commented recipe that depend on the medium; recipes.templates has the rest."""
+
+    settings: str = ""  # before the first table
+    source: str  # in which form data at a path lie
+    columns: str = ""  # of such data
+    fault: str = ""  # a rehearsal
+    tables: str = ""  # of the medium's own, after the data
+    tail: str = ""  # what is left open, with its defaults
+
+
+class Medium(abc.ABC):
+    """One medium, as the rest of the house sees it."""
+
+    name: ClassVar[str]
+    tables: ClassVar[Mapping[str, tuple[Any, Any]]]  # its keys of a recipe: what may stand there, and the default
+    faults: ClassVar[Faults]
+    drawn: ClassVar[int]  # samples that a contrast looks at
+    # What takes the fault out of its demonstration (recipes/files/demo_<name>.toml), if it has one: then the data are
+    # another population, with a budget of its own. They are public.
+    demo_without_fault: ClassVar[list[str]] = []
+    shows_glimpses: ClassVar[bool] = False  # whether what a model draws on the way is worth a picture
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    tasks: ClassVar[tuple[str, ...]]
+    algorithms: ClassVar[tuple[str, ...]] = ()  # that train its networks, beside those that name this medium themselves
+    selects: ClassVar[tuple[str, ...]] = ("everyone", "attribute")  # what groups may be selected by
+    judged: ClassVar[bool] = False  # whether a primary model may be asked about it
+
+    # A recipe
+
+    @property
+    def table_keys(self) -> list[str]:
+        """Those of its keys that are tables."""
+        kinds = {key: (kind, *typing.get_args(kind)) for key, (kind, _) in self.tables.items()}
+        return [key for key, arms in kinds.items() if any(isinstance(a, type) and issubclass(a, Table) for a in arms)]
+
+    @abc.abstractmethod
+    def claims(self, recipe: Settings) -> bool:
+        """Whether it is about this medium: its own keys say so."""
+
+    @abc.abstractmethod
+    def problems(self, recipe: Settings) -> list[str]:
+        """What does not go together, one line each."""
+
+    @abc.abstractmethod
+    def settled(self, values: Values, judged: Callable[[Values], Any]) -> Values:
+        """With what works without tuning where rounds or clip are left open; `judged` makes a recipe of settings."""
+
+    def warnings(self, recipe: Settings) -> list[str]:
+        return []
+
+    def doubts(self, recipe: Settings, noise_to_signal: float) -> tuple[str, ...]:
+        """Why what it finds would be a hint only, if so: for whoever reads the report."""
+        return ()
+
+    def public_files(self, recipe: Settings) -> dict[str, str]:
+        """By the setting that names them: the files beside the data that a run depends on."""
+        return {}
+
+    def functions(self, recipe: Settings) -> dict[str, str]:
+        """By what they are: functions, perhaps of one's own, that see private examples, beside a planted fault."""
+        return {}
+
+    def reads_labels(self, recipe: Settings) -> bool:
+        return False
+
+    def classes(self, recipe: Settings) -> int | None:
+        """How many labels a conditional model knows; None if it is none."""
+        return None
+
+    def refusals(self, recipe: Settings, facts: Mapping[str, int]) -> list[str]:
+        """Why it does not fit data that are registered with these facts (see `Reading.facts`)."""
+        return []
+
+    @abc.abstractmethod
+    def template(self, task: str, data: str, **given: Any) -> Template:
+        """The pieces of a recipe to start from."""
+
+    # What is trained
+
+    @abc.abstractmethod
+    def algorithm(self, recipe: Settings) -> str:
+        """The name of the one that trains its models, unless the recipe names another."""
+
+    @abc.abstractmethod
+    def network(self, recipe: Settings) -> Any:
+        """What the algorithm trains."""
+
+    @abc.abstractmethod
+    def weights(self, recipe: Settings) -> int:
+        """How many numbers a unit's contribution holds."""
+
+    @abc.abstractmethod
+    def blank(self, recipe: Settings, width: int) -> Tree:
+        """A made-up unit with so many examples, all zero: to measure with."""
+
+    def warmed(self, recipe: Settings, algorithm: Algorithm, state: Tree, device: str) -> Tree:
+        """The first state, after it has learnt what is public."""
+        return state
+
+    def chunk(self, recipe: Settings, models: int) -> int:
+        """Units of each of so many models that train side by side, at once: what fits on a GPU."""
+        return max(1, 700 // models)
+
+    def summary(self, recipe: Settings) -> dict[str, Any]:
+        """What a table of experiments says about the network."""
+        return {}
+
+    def released(self, recipe: Settings) -> tuple[Spending, ...]:
+        """What was released before this run and shapes all that it shows.
+
+        It is booked in the ledger already, so that no run reserves it again; but every guarantee includes it.
+        """
+        return ()
+
+    def check_prices(self, recipe: Settings, book: Ledger) -> None:
+        """Refuses a recipe that tells another price of what was released before than the ledger does."""
+        return
+
+    # Models and samples
+
+    @abc.abstractmethod
+    def model(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Trained:
+        """What a state is worth to a modeler, with its guarantee."""
+
+    @abc.abstractmethod
+    def owns(self, header: Mapping[str, Any]) -> bool:
+        """Whether a file with this header holds a model of this medium."""
+
+    @abc.abstractmethod
+    def opened(self, path: pathlib.Path) -> Trained: ...
+
+    @abc.abstractmethod
+    def opened_samples(self, path: pathlib.Path) -> Samples: ...
+
+    def drawn_on(self, model: Any, count: int, device: str) -> Samples:
+        """What a model draws with the seed 0, on a device if that pays."""
+        drawn: Samples = model.sampled(count, 0)
+        return drawn
+
+    def samples(self, recipe: Settings) -> int:
+        """How many a report is made from."""
+        return self.drawn
+
+    @abc.abstractmethod
+    def shown(self, samples: Samples) -> tuple[str, bytes]:
+        """Some of them to look at: the ending of a file, and its content."""
+
+    # What is found
+
+    def baseline(self, recipe: Settings) -> Trained | None:
+        """The model of an earlier run that it is compared with, if any."""
+        return None
+
+    def baseline_file(self, recipe: Settings) -> pathlib.Path | None:
+        """Where it lies."""
+        return None
+
+    def primary_form(self, recipe: Settings) -> dict[str, int]:
+        """What a primary model must know about the form of examples, to be opened."""
+        return {}
+
+    def primary(self, path: pathlib.Path, like: Samples, **expects: Any) -> Primary:
+        """A primary model from a file, for samples like these."""
+        raise ValueError(f"Expected no --model: there is no primary model of {self.name}.")
+
+    @abc.abstractmethod
+    def contrast(
+        self,
+        groups: Sequence[Samples],
+        *,
+        title: str,
+        kinds: Sequence[str] = (),
+        primary: Primary | None = None,
+        glimpses: Sequence[Samples] = (),
+        before: Sequence[Finding] = (),
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+        coverage: bool = True,
+    ) -> Report:
+        """One group alone is a sanity check; of two, the first is the suspicious one."""
+
+    def provenance(self, recipe: Settings) -> dict[str, str]:
+        """What its report says about where things come from, beside what every report does."""
+        return {}

@@ -1,0 +1,232 @@
+"""The public half of text: DP-trained language models and counts, and what is seen in what they write."""
+
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedlens.algorithms import FedAvg, Ngrams
+from fedlens.algorithms.protocol import Algorithm
+from fedlens.algorithms.warm_start import warmed
+from fedlens.core import files, tensorfiles, trees
+from fedlens.core.trees import Tree
+from fedlens.ledger import Ledger, Spending
+from fedlens.media.protocol import Medium, Template, Values
+from fedlens.media.protocol import Samples as AnySamples
+from fedlens.media.text import contrast, templates, wordings
+from fedlens.media.text.defaults import NGRAM_NOISE_TO_SIGNAL, settled
+from fedlens.media.text.faults import FAULTS
+from fedlens.media.text.problems import RULES, problems
+from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel, Texts
+from fedlens.media.text.settings import Text, text
+from fedlens.models import words
+from fedlens.models.lstm import LanguageModel
+from fedlens.models.markov import SYMBOLS
+from fedlens.recipes.tables import Settings
+from fedlens.report.report import Finding, Report
+
+STRANGE_WORDS = 0.1  # share of a vocabulary that no tokenizer gives: more than the odd abbreviation
+PUBLIC = "the vocabulary, unless it says what it cost, and the words or sentences that the model started from"
+OTHERWISE = "(in lower case, say), so that the words they stand for count as unknown"
+
+
+class TextMedium(Medium):
+    name = "text"
+    tables: ClassVar[Mapping[str, tuple[Any, Any]]] = {"text": (Text | None, None)}
+    faults = FAULTS
+    demo_without_fault: ClassVar[list[str]] = ["data.bug.share=0", "data.name=docstrings-without-bug"]
+    drawn = 20_000
+    rules = RULES
+    tasks = ("T1", "T3")
+
+    # A recipe
+
+    def claims(self, recipe: Settings) -> bool:
+        return getattr(recipe, "text", None) is not None
+
+    def problems(self, recipe: Settings) -> list[str]:
+        return problems(recipe)
+
+    def settled(self, values: Values, judged: Callable[[Values], Any]) -> Values:
+        return settled(values, judged)
+
+    def warnings(self, recipe: Settings) -> list[str]:
+        share = text(recipe).strange_words
+        if share <= STRANGE_WORDS:
+            return []
+        return [
+            f"{share:.0%} of the words in text.vocabulary can never be met: the tokenizer writes them otherwise"
+            f" {OTHERWISE}"
+        ]
+
+    def doubts(self, recipe: Settings, noise_to_signal: float) -> tuple[str, ...]:
+        limit = NGRAM_NOISE_TO_SIGNAL
+        if not text(recipe).counts or noise_to_signal <= limit:
+            return ()
+        why = f"noise to signal {noise_to_signal:.2f} is above {limit:g}: two tables of the same words may differ"
+        return (f"{why} by chance as if by a bug, and what is named is a hint; it takes more users or epsilon",)
+
+    def public_files(self, recipe: Settings) -> dict[str, str]:
+        own = text(recipe)
+        named = {
+            "text.vocabulary": own.vocabulary,
+            "text.vocabulary, its price": f"{own.vocabulary}.json" if own.vocabulary else None,
+            "text.public": own.public,
+            "text.baseline": f"{own.baseline}/model.safetensors" if own.baseline else None,
+        }
+        return {place: path for place, path in named.items() if path}
+
+    def functions(self, recipe: Settings) -> dict[str, str]:
+        return {"tokenizer": text(recipe).tokenizer}
+
+    def template(self, task: str, data: str, **given: Any) -> Template:
+        return templates.pieces(task, data, **given)
+
+    # What is trained
+
+    def algorithm(self, recipe: Settings) -> str:
+        return Ngrams.name if text(recipe).counts else FedAvg.name
+
+    def network(self, recipe: Settings) -> LanguageModel | dict[str, int]:
+        own = text(recipe)
+        return {"order": own.order} if own.counts else own.built()
+
+    def weights(self, recipe: Settings) -> int:
+        own = text(recipe)
+        return SYMBOLS**own.order if own.counts else sum(leaf.numel() for leaf in own.built().init(0).values())
+
+    def blank(self, recipe: Settings, width: int) -> Tree:
+        return {"x": torch.zeros(width, text(recipe).row, dtype=torch.uint8), "mask": torch.ones(width)}
+
+    def warmed(self, recipe: Settings, algorithm: Algorithm, state: Tree, device: str) -> Tree:
+        """A language model has read what is public, if there is anything."""
+        rows = _public_rows(text(recipe)) if isinstance(algorithm, FedAvg) else []
+        if not isinstance(algorithm, FedAvg) or not len(rows):
+            return state
+        steps, sequences = text(recipe).warm_steps, torch.from_numpy(np.stack(rows)).long()
+        fresh = trees.part(state, "model")
+        weights = warmed(algorithm.model, fresh, sequences, steps=steps, seed=recipe.seed, device=device)
+        return state | trees.joined(model=weights)
+
+    def chunk(self, recipe: Settings, models: int) -> int:
+        """21 and 15 GB on a GPU with the small language models."""
+        return max(1, (300 if text(recipe).model == "words" else 3000) // models)
+
+    def released(self, recipe: Settings) -> tuple[Spending, ...]:
+        """Its vocabulary, where that was learnt."""
+        return text(recipe).price
+
+    def check_prices(self, recipe: Settings, book: Ledger) -> None:
+        """A list that this ledger knows as learnt comes with the price that it was booked at."""
+        own, booked = text(recipe), book.runs()
+        inside = files.within(pathlib.Path(own.public)) if own.public else []
+        if {files.sha256(one) for one in inside} & {run["model"] for run in booked}:
+            raise ValueError("Expected a learnt list of words as text.vocabulary, with its price; not as public text.")
+        named = bool(own.known.facts) or own.vocabulary is None  # counted in public text just now
+        prices = [
+            (run["run"], run["simulated"], [stage["plan"] for stage in run["stages"]])
+            for run in booked
+            if run["model"] == own.known.digest or own.known.resembles(book.learnt(run["run"]), named)
+        ]
+        claimed = [(e.account.run, e.account.simulated, [plan.to_dict() for plan in e.plans]) for e in own.price]
+        if prices and not any(price in prices for price in claimed):
+            runs = " or ".join(run for run, _, _ in prices)
+            raise ValueError(
+                "Expected the price of the vocabulary beside it, as the ledger knows it: the list was learnt by"
+                f" {runs}. (Most of its words are words of that list. Of public text, fedlens vocabulary count makes a"
+                " list that says where it comes from.)"
+            )
+
+    # Models and samples
+
+    def model(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> TextModel | NgramModel:
+        own = text(recipe)
+        about |= {"vocabulary": own.known.words, "earlier": own.price, "tokenizer": own.tokenizer, "width": own.row}
+        if own.counts:
+            return NgramModel(model=algorithm.result(state), **about)
+        weights = trees.moved(algorithm.result(state), "cpu")
+        return TextModel(kind=own.model, model=own.built(), parameters=weights, **about)
+
+    def owns(self, header: Mapping[str, Any]) -> bool:
+        return "kind" in header
+
+    def opened(self, path: pathlib.Path) -> TextModel | NgramModel:
+        """Of whichever kind it says it is."""
+        _, header = tensorfiles.read(path)
+        return NgramModel.open(path) if header.get("kind") == NGRAMS else TextModel.open(path)
+
+    def drawn_on(self, model: Any, count: int, device: str) -> Texts:
+        """A GPU writes other words for the same seed, and many more of them."""
+        return model.sampled(count, 0, device) if isinstance(model, TextModel) else model.sampled(count, 0)
+
+    def opened_samples(self, path: pathlib.Path) -> Texts:
+        return Texts.open(path)
+
+    def samples(self, recipe: Settings) -> int:
+        return text(recipe).samples
+
+    def shown(self, samples: AnySamples) -> tuple[str, bytes]:
+        return ".txt", wordings.listed(_texts(samples)).encode(errors="replace")
+
+    # What is found
+
+    def baseline(self, recipe: Settings) -> TextModel | NgramModel | None:
+        """Of another kind, its words would differ whatever the data."""
+        own, path = text(recipe), self.baseline_file(recipe)
+        if path is None:
+            return None
+        if not path.exists():
+            raise ValueError(f"Expected a model folder of an earlier run as text.baseline; {own.baseline} holds none.")
+        if not self.owns(tensorfiles.read(path)[1]):
+            raise ValueError("Expected a model of text as text.baseline.")
+        model = self.opened(path)
+        kind = model.kind if isinstance(model, TextModel) else NGRAMS
+        ours = own.model, own.tokenizer, own.known.words, own.row
+        if (kind, model.tokenizer, model.vocabulary, model.width) != ours:
+            settings = "text.model, tokenizer, vocabulary and width"
+            raise ValueError(f"Expected text.baseline with the recipe's own {settings}; they differ.")
+        return model
+
+    def baseline_file(self, recipe: Settings) -> pathlib.Path | None:
+        folder = text(recipe).baseline
+        return pathlib.Path(folder) / "model.safetensors" if folder else None
+
+    def contrast(
+        self,
+        groups: Sequence[AnySamples],
+        *,
+        title: str,
+        kinds: Sequence[str] = (),
+        before: Sequence[Finding] = (),
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+        **_of_images: Any,
+    ) -> Report:
+        left, *right = map(_texts, groups)
+        return contrast.contrast(
+            left, *right, title=title, kinds=kinds, before=before, warnings=warnings, provenance=provenance
+        )
+
+    def provenance(self, recipe: Settings) -> dict[str, str]:
+        return {"vocabulary": text(recipe).known.provenance, "public by declaration": PUBLIC}
+
+
+def _public_rows(own: Text) -> list[np.ndarray]:
+    """The vocabulary's spellings, or public sentences: none of it comes from a user."""
+    if not own.warm_steps:
+        return []
+    if own.model == "spelling":
+        return [words.spelled(word, own.row) for word in own.known.words]
+    split = words.tokenizer(own.tokenizer)
+    return [own.known.numbered(tokens, own.row) for sentence in own.sentences if (tokens := split(sentence))]
+
+
+def _texts(samples: AnySamples) -> Texts:
+    if not isinstance(samples, Texts):
+        raise ValueError("Expected samples of text to compare with each other.")
+    return samples
+
+
+MEDIUM = TextMedium()

@@ -1,0 +1,116 @@
+"""What a recipe says about models of text, and the public words that it starts from."""
+
+import dataclasses
+import functools
+import pathlib
+import re
+from typing import Annotated, Literal
+
+import pydantic
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from fedlens.ledger import Spending
+from fedlens.media.text.public import help_topics, sentences_of
+from fedlens.media.text.samples import NGRAMS
+from fedlens.models import words
+from fedlens.models.lstm import LanguageModel
+from fedlens.models.words import Vocabulary
+from fedlens.recipes.tables import Path, Settings, Table, changed
+
+
+class Text(Table):
+    """A language model in place of a GAN: of words outside a vocabulary, letter by letter, or of whole sentences."""
+
+    model: Literal["spelling", "words", "ngrams"] = "spelling"  # ngrams: of words too, without a network, in one round
+    vocabulary: Path | None = None  # a public list or a charged release, one word a line
+    public: Path | None = None  # or sentences anybody may see (.txt, .jsonl), whose most frequent words are known
+    vocabulary_size: PositiveInt = 10_000  # of those; docstrings bring a public text of their own
+    tokenizer: str = "plain"
+    # Bytes of a word, or words of a sentence; longer ones are cut, and no sentence is held with more bytes.
+    width: Annotated[PositiveInt, Field(le=words.SENTENCE_BYTES)] = 16
+    size: Literal["paper", "small"] = "small"
+    embedding: PositiveInt | None = None
+    units: PositiveInt | None = None
+    projection: NonNegativeInt | None = None
+    layers: PositiveInt | None = None
+    order: Literal[2, 3] = 3  # ngrams: letters that are counted together
+    warm_steps: NonNegativeInt = 300  # on the vocabulary's spellings, or on public sentences, before anything private
+    baseline: Path | None = None  # the folder of an earlier model, to compare with
+    samples: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
+
+    @pydantic.field_validator("tokenizer")
+    @classmethod
+    def _known(cls, kind: str) -> str:
+        words.tokenizer(kind)  # or it says which there are
+        return kind
+
+    @property
+    def counts(self) -> bool:
+        """Whether words are counted in one release, and no network is trained."""
+        return self.model == NGRAMS
+
+    @property
+    def reads(self) -> bool:
+        """Whether a model reads public sentences before anything private."""
+        return self.model == "words" and self.warm_steps > 0
+
+    @property
+    def row(self) -> int:
+        """Symbols of an example: with where it starts and ends."""
+        return self.width + 2
+
+    def built(self) -> LanguageModel:
+        small, spelling = self.size == "small", self.model == "spelling"
+        if spelling:
+            network = LanguageModel.small_spelling() if small else LanguageModel.spelling()
+        else:
+            known = len(self.known)
+            network = LanguageModel.small_words(known) if small else LanguageModel.words(known)
+        sizes = self.model_dump(include={"embedding", "units", "projection", "layers"})
+        built: LanguageModel = changed(network, sizes)
+        return built
+
+    @functools.cached_property
+    def known(self) -> Vocabulary:
+        """Public: a file, or the most frequent words of public text."""
+        if self.vocabulary is None:
+            source = pathlib.Path(self.public).name if self.public else "Python's help topics"
+            return words.counted(self.sentences, self.vocabulary_size, self.tokenizer, source)
+        return Vocabulary.open(self.vocabulary, provenance=f"the list {pathlib.Path(self.vocabulary).name}")
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """Public ones; those that come with the docstrings, where there are neither others nor a list of words."""
+        if self.public:
+            return sentences_of(pathlib.Path(self.public))
+        return () if self.vocabulary else help_topics()
+
+    @functools.cached_property
+    def price(self) -> tuple[Spending, ...]:
+        """What was paid for a vocabulary that was learnt; nothing for others."""
+        facts = self.known.facts if self.vocabulary else {}
+        if "spending" not in facts:
+            return ()
+        try:
+            paid = Spending.from_dict(facts["spending"])
+            _ = paid.kind  # it has plans, and all are of one kind
+            if not re.fullmatch(r"vocabulary-\w+", paid.account.run):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise ValueError("Expected a whole price of the vocabulary in the file beside it; it is damaged.") from None
+        # Whose users share nobody with whose is not for a file to say: every user may have been in it.
+        account = dataclasses.replace(paid.account, partition=paid.account.run, part="all")
+        return (dataclasses.replace(paid, account=account),)
+
+    @property
+    def strange_words(self) -> float:
+        """The share of a given list that the tokenizer, if it is one of ours, does not leave as it is."""
+        if self.vocabulary is None or self.tokenizer not in words.TOKENIZERS:
+            return 0.0
+        split = words.TOKENIZERS[self.tokenizer]
+        return sum(split(word) != [word] for word in self.known.words) / len(self.known)
+
+
+def text(recipe: Settings) -> Text:
+    table: Text = recipe.text  # type: ignore[attr-defined]  # a key of this medium: Medium.tables
+    return table

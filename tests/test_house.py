@@ -1,0 +1,182 @@
+"""What the house promises about itself: a third medium is a folder and a line, a new algorithm a file and a line."""
+
+import ast
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import fedlens
+from fedlens.data.population import Population
+from fedlens.media import MEDIA
+
+SOURCE, TESTS = pathlib.Path(fedlens.__file__).parent, pathlib.Path(__file__).parent
+RECIPE = """
+name = "levels"
+task = "T1"
+[data]
+source = "population"
+path = "{data}"
+attributes = ["version"]
+[levels]
+samples = 400
+[selections.new]
+by = "attribute"
+attribute = "version"
+values = [1]
+[selections.old]
+by = "attribute"
+attribute = "version"
+values = [0]
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+rounds = 12
+units = 60
+population = 130
+clip = 1.0
+minimum_units = 2
+[training]
+batch = 8
+local_steps = 1
+local_rate = 2.0
+"""
+ALGORITHM = '''"""DP-FedAvg-GAN whose users send half of their update."""
+
+import dataclasses
+from typing import ClassVar
+
+from fedlens.algorithms.fedavg_gan import FedAvgGan
+from fedlens.core import trees
+from fedlens.core.trees import Tree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HalvedGan(FedAvgGan):
+    name: ClassVar[str] = "halved-gan"
+
+    def critic_update(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        update, memory = super().critic_update(message, examples, memory)
+        return trees.scaled(update, 0.5), memory
+'''
+
+
+@pytest.fixture
+def house(tmp_path):
+    """A copy of the package, to build on."""
+    shutil.copytree(SOURCE, tmp_path / "fedlens", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "fedlens"
+
+
+def with_line(path, after, line):
+    """One more line in a table."""
+    text = path.read_text()
+    assert text.count(after) == 1
+    path.write_text(text.replace(after, after + line))
+
+
+def command(house, *arguments):
+    surroundings = os.environ | {"PYTHONPATH": str(house.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "fedlens.cli", *map(str, arguments)],
+        cwd=house.parent,
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def people(folder):
+    """The new release counts levels from the top."""
+    rng = np.random.default_rng(0)
+    users = 120
+    versions = np.repeat(np.arange(users) % 2, 8)
+    levels = rng.binomial(9, 0.15, users * 8)
+    Population.from_arrays(
+        "levels", {"level": np.where(versions, 9 - levels, levels), "version": versions}, np.full(users, 8)
+    ).save(folder)
+
+
+def test_a_third_medium_is_one_folder_and_one_line(house, tmp_path):
+    """It is read, trained on, resumed from, sampled, compared and reported, and its fault is named."""
+    shutil.copytree(TESTS / "toy_medium", house / "media" / "levels")
+    with_line(
+        house / "media" / "__init__.py",
+        '    "text": "fedlens.media.text",\n',
+        '    "levels": "fedlens.media.levels",\n',
+    )
+    people(tmp_path / "levels")
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(data=tmp_path / "levels"))
+    report = command(house, "run", "recipe.toml", "--out", "runs", "--json")
+    assert [finding["kind"] for finding in report["findings"]] == ["upended"]
+    assert report["guarantee"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
+    (folder,) = (tmp_path / "runs").glob("levels-*")
+    assert command(house, "sample", folder / "new", "--count", 5, "--json")["count"] == 5
+    compared = command(house, "compare", folder / "new", folder / "old", "--json")
+    assert [finding["kind"] for finding in compared["findings"]] == ["upended"]
+    registered = command(house, "data", "show", "--ledger", "runs/ledger.sqlite", "--json")["populations"]
+    assert [known["medium"] for known in registered] == ["levels"]
+
+
+def test_a_new_algorithm_is_one_file_and_one_line(house, tmp_path):
+    (house / "algorithms" / "halved_gan.py").write_text(ALGORITHM)
+    table = house / "algorithms" / "__init__.py"
+    with_line(table, "    Ngrams.name: Ngrams,\n", "    HalvedGan.name: HalvedGan,\n")
+    imported = "from fedlens.algorithms.halved_gan import HalvedGan\n"  # or the line could not be read
+    with_line(table, "from fedlens.algorithms.fedavg_gan import FedAvgGan\n", imported)
+    demo = (SOURCE / "recipes" / "files" / "demo_images.toml").read_text()
+    (tmp_path / "recipe.toml").write_text('algorithm = "halved-gan"\n' + demo)
+    settings = ["privacy.rounds=2", "privacy.minimum_units=1", "privacy.count_noise=1.0", "primary.epochs=3"]
+    small = [word for setting in settings for word in ("--set", setting)]
+    report = command(house, "run", "recipe.toml", "--out", "runs", *small, "--json")
+    assert len(report["runs"]) == 2
+    assert "halved-gan" in report["provenance"]["recipe"]
+
+
+def asking(source):
+    """Where a text branches on a medium: by its name, by a setting of its own, or by the type of what is its own."""
+    return [
+        ast.unparse(node.test)
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.If | ast.IfExp | ast.While) and any(map(_of_a_medium, ast.walk(node.test)))
+    ]
+
+
+def _of_a_medium(node):
+    if isinstance(node, ast.Compare):
+        return any(isinstance(one, ast.Constant) and one.value in MEDIA for one in (node.left, *node.comparators))
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "isinstance":
+        return re.search(r"Text|Image|Gan|Ngram|LanguageModel", ast.unparse(node.args[1])) is not None
+    return isinstance(node, ast.Attribute) and node.attr in {"text", "images", "gan", "vocabulary"}
+
+
+def test_nobody_outside_media_asks_which_medium_it_is():
+    """Lists of words are a feature of text, with a command and a stage of their own."""
+    inside = (
+        "media.",
+        "models.",
+        "algorithms.",
+        "data.readers",
+        "runs.vocabularies",
+        "cli.vocabulary",
+        "experiments.text",
+    )
+    modules = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
+    outside = {name: path.read_text() for name, path in modules.items() if not name.startswith(inside)}
+    assert {name: places for name, source in outside.items() if (places := asking(source))} == {}
+    assert len(outside) > 90
+    assert asking("if recipe.text: pass") == ["recipe.text"]
+    assert asking("x = 1 if kind == 'images' else 2") == ["kind == 'images'"]
+
+
+def test_the_top_of_the_package_is_a_list_of_rooms():
+    assert {path.name for path in SOURCE.glob("*.py")} == {"__init__.py", "version.py"}

@@ -1,0 +1,38 @@
+"""PRIVATE. The half of levels that reads."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from fedlens.media.levels.faults import FAULTS
+
+from fedlens.data.planting import Planting
+from fedlens.data.population import Population, SchemaError
+from fedlens.media.reading import Reading
+from fedlens.recipes.tables import Data, Settings
+
+
+class LevelReading(Reading):
+    name = "levels"
+    column = "level"
+
+    def opened(self, source: Data) -> Population:
+        raise SchemaError("Expected a population folder.")
+
+    def prepared(self, recipe: Settings, units: Population) -> Population:
+        levels, bug = units.columns["level"].copy(), recipe.data.bug
+        columns = {key: column for key, column in units.columns.items() if key != "level"}
+        if bug:
+            planting = Planting(fraction=bug.fraction, by_unit=bug.of == "users", share=bug.share, seed=bug.seed)
+            for _, rows, _ in planting.hits(units, "level"):
+                levels[rows] = FAULTS.named(bug.kind).change(levels[rows])
+        return dataclasses.replace(units, columns=columns | {"x": levels})
+
+    def checked(self, population: Population) -> list[str]:
+        return []
+
+    def contents(self, column: Any) -> Iterator[bytes]:
+        return (bytes([int(level)]) for level in column)
+
+
+READING = LevelReading()
