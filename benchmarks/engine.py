@@ -123,16 +123,16 @@ class Round:
         for layer in range(convs):
             x = F.leaky_relu(F.conv2d(x, params[f"conv{layer}.weight"], params[f"conv{layer}.bias"], 2, 1), LEAK)
             masks.append(torch.where(x[2 * kept :].detach() > 0, 1.0, LEAK))
-        felt = params["score.weight"].expand(kept, -1)
+        gradient = params["score.weight"].expand(kept, -1)
         top = x.flatten(1)
         if "hidden.weight" in params:
             top = F.leaky_relu(top @ params["hidden.weight"].T, LEAK)
-            felt = (felt * torch.where(top[2 * kept :].detach() > 0, 1.0, LEAK)) @ params["hidden.weight"]
-        felt = felt.reshape(masks[-1].shape)
+            gradient = (gradient * torch.where(top[2 * kept :].detach() > 0, 1.0, LEAK)) @ params["hidden.weight"]
+        gradient = gradient.reshape(masks[-1].shape)
         for layer in reversed(range(convs)):
-            felt = F.conv_transpose2d(felt * masks[layer], params[f"conv{layer}.weight"], stride=2, padding=1)
+            gradient = F.conv_transpose2d(gradient * masks[layer], params[f"conv{layer}.weight"], stride=2, padding=1)
         scores = top @ params["score.weight"].T + params["score.bias"]
-        return scores[kept : 2 * kept].mean() - scores[:kept].mean() + penalty(felt)
+        return scores[kept : 2 * kept].mean() - scores[:kept].mean() + penalty(gradient)
 
     def engine(self) -> SimulatedCurator:
         """A whole round through the door: charge, local work, bounds, exact sum, noise."""

@@ -3,7 +3,7 @@
     python benchmarks/ledger.py [--stores sqlite postgres] [--kills 200] [--run-kills 24] [--entries 100000]
 
 - race:  16 processes ask for the last part of a budget at the same moment. Granted must be what fits, exactly.
-- kills: processes that ask private data through the door, several at a time on one ledger, are killed with SIGKILL at
+- kills: processes that ask a curator, several at a time on one ledger, are killed with SIGKILL at
          random moments and started again, where their answers end or a little before. No answer may be missing in the
          books (undercounts), and a release that is asked for again must be answered the same.
 - runs:  the same with whole runs, from the recipe to the report.
@@ -470,7 +470,7 @@ def main() -> None:
         head(*columns, "asked again", "answered differently", "errors", "do not verify")
         for store, empty in fresh.items():
             for name, work, kills in (
-                ("questions at the door", survived, options.kills),
+                ("questions to a curator", survived, options.kills),
                 ("whole runs", runs_survived, options.run_kills),
             ):
                 toll = in_a_folder(work, empty(), kills)

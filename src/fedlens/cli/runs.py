@@ -201,7 +201,7 @@ def compare(
     channels_last: Annotated[bool, typer.Option("--channels-last", help="And in which order.")] = False,
     kinds: Annotated[
         list[str] | None,
-        typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another transform that could explain it."),
+        typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another fault that could explain it."),
     ] = None,
     ledger: Vouching = None,
     as_json: Json = False,

@@ -81,7 +81,7 @@ def learn(
     why: Why = "",
     as_json: Json = False,
 ) -> None:
-    """Learn the frequent words of private text by a charged release. Nothing is written but what came through the door.
+    """Learn the frequent words of private text by a charged release. Nothing is written but what was released.
 
     An interruption costs what was charged by then, and gives no list.
     """

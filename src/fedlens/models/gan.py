@@ -91,30 +91,30 @@ class ConvCritic:
         if self.hidden:
             top = F.leaky_relu(flat @ params["hidden.weight"].T, LEAK)
 
-        felt = felt_hidden = torch.cat([signed, torch.ones_like(weight)])[:, None] * params["score.weight"]
+        gradient = gradient_hidden = torch.cat([signed, torch.ones_like(weight)])[:, None] * params["score.weight"]
         if self.hidden:
-            felt_hidden = _slope(felt, top)
-            felt = felt_hidden @ params["hidden.weight"]
-        felt = ops.unflat(felt, layers[-1])
-        felts: list[torch.Tensor] = []
+            gradient_hidden = _slope(gradient, top)
+            gradient = gradient_hidden @ params["hidden.weight"]
+        gradient = ops.unflat(gradient, layers[-1])
+        gradients: list[torch.Tensor] = []
         for i in reversed(range(len(kernels))):
-            felts.insert(0, felt := _slope(felt, layers[i + 1]))
+            gradients.insert(0, gradient := _slope(gradient, layers[i + 1]))
             if i:
-                felt = ops.up(felt, kernels[i], layers[i])
-        push = ops.up(felt[ends:], kernels[0], layers[0][ends:])  # dD/dx at the mixed images
+                gradient = ops.up(gradient, kernels[i], layers[i])
+        push = ops.up(gradient[ends:], kernels[0], layers[0][ends:])  # dD/dx at the mixed images
         size = (push.flatten(1).square().sum(1) + 1e-10).sqrt()
         push = push * (2 * penalty * weight * (size - 1) / size)[:, None, None, None]
 
         out = {}
         for i, kernel in enumerate(kernels):
             y, kept = ops.down(push, kernel)
-            score_part = ops.kernel_gradient(seen[i][: len(seen[i]) // 3 * 2], felts[i][:ends], kernel)
-            out[f"conv{i}.weight"] = score_part + ops.kernel_gradient(kept, felts[i][ends:], kernel)
-            out[f"conv{i}.bias"] = ops.channel_sum(felts[i][:ends])
+            score_part = ops.kernel_gradient(seen[i][: len(seen[i]) // 3 * 2], gradients[i][:ends], kernel)
+            out[f"conv{i}.weight"] = score_part + ops.kernel_gradient(kept, gradients[i][ends:], kernel)
+            out[f"conv{i}.bias"] = ops.channel_sum(gradients[i][:ends])
             push = _slope(y, layers[i + 1][ends:])
         push = ops.flat(push)
         if self.hidden:
-            out["hidden.weight"] = felt_hidden.T @ torch.cat([flat[:ends], push])
+            out["hidden.weight"] = gradient_hidden.T @ torch.cat([flat[:ends], push])
             push = _slope(push @ params["hidden.weight"].T, top[ends:])
         out["score.weight"] = (signed @ top[:ends] + push.sum(0))[None]
         return out | {"score.bias": signed.sum()[None]}
@@ -341,9 +341,9 @@ def _as_matrix(kernel: torch.Tensor) -> torch.Tensor:
     return kernel.permute(2, 3, 1, 0).reshape(-1, len(kernel))
 
 
-def _slope(felt: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
-    """`felt`, times the slope of the leaky ReLU that made `activation`."""
-    slope: torch.Tensor = _aten.leaky_relu_backward(felt, activation, LEAK, False)
+def _slope(gradient: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
+    """`gradient`, times the slope of the leaky ReLU that made `activation`."""
+    slope: torch.Tensor = _aten.leaky_relu_backward(gradient, activation, LEAK, False)
     return slope
 
 

@@ -192,7 +192,7 @@ class LanguageModel:
         return max(1, _AT_ONCE[device.type] // (max(1, width - 1) * self.symbols))
 
     def _targets(self, sequences: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is to be foretold [steps, rows], and where there is something."""
+        """What is to be predicted [steps, rows], and where there is something."""
         if sequences.dim() != 2 or sequences.shape[1] < 2:
             raise ValueError(f"Expected sequences [rows, at least 2 symbols], got {list(sequences.shape)}.")
         targets = sequences[:, 1:].T.long()
@@ -317,19 +317,19 @@ class _Layer(torch.autograd.Function):
         )
         slope = torch.cat(slopes, -1)
         later = torch.zeros_like(cells[0])  # what the steps after this one feel of its cell
-        felt_gates: list[torch.Tensor] = []
-        felt_shown: list[torch.Tensor] = []
+        gradient_gates: list[torch.Tensor] = []
+        gradient_shown: list[torch.Tensor] = []
         for step in reversed(range(len(cells))):
-            felt_shown.append(pushes[step] + felt_gates[-1] @ recurrent if felt_gates else pushes[step])
-            felt = felt_shown[-1] if projection is None else felt_shown[-1] @ projection
-            felt_cell = torch.addcmul(later, felt, into_cell[step])
-            felt_gates.append(torch.cat([felt_cell, felt, felt_cell], -1) * slope[step])
-            later = felt_cell * forget[step]
-        gates = torch.stack(felt_gates[::-1])
+            gradient_shown.append(pushes[step] + gradient_gates[-1] @ recurrent if gradient_gates else pushes[step])
+            gradient = gradient_shown[-1] if projection is None else gradient_shown[-1] @ projection
+            gradient_cell = torch.addcmul(later, gradient, into_cell[step])
+            gradient_gates.append(torch.cat([gradient_cell, gradient, gradient_cell], -1) * slope[step])
+            later = gradient_cell * forget[step]
+        gates = torch.stack(gradient_gates[::-1])
         by_recurrent = gates[1:].flatten(0, 1).T @ shown[:-1].flatten(0, 1)
         if projection is None:
             return gates, by_recurrent, None
-        return gates, by_recurrent, torch.stack(felt_shown[::-1]).flatten(0, 1).T @ (output * seen).flatten(0, 1)
+        return gates, by_recurrent, torch.stack(gradient_shown[::-1]).flatten(0, 1).T @ (output * seen).flatten(0, 1)
 
 
 def _shown_by(entered: torch.Tensor, recurrent: torch.Tensor, projection: torch.Tensor | None) -> torch.Tensor:

@@ -12,8 +12,8 @@
         samples/, report.html, report.json
         MANIFEST.json              SHA-256 of all of it
 
-The folder is public: everything in it came through the door. What must stay private while a run trains (the secret its
-noise is derived from) lies beside the ledger, readable by its owner only, and is deleted when all models are there.
+The folder is public: everything in it came through the curator. What must stay private while a run trains (the secret
+its noise is derived from) lies beside the ledger, readable by its owner only, and is deleted when all models are there.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """PRIVATE. Lists of known words: counted in public text, or learnt from private text by a charged release.
 
 Learning costs budget: the whole plan is set aside before any sentence is read, and a word is seen only if it came
-through the door. The noise is made from a secret that is never written down, so that an interrupted release cannot
+through the curator. The noise is made from a secret that is never written down, so that an interrupted release cannot
 be asked again: what it had charged is lost, the rest is returned.
 """
 
