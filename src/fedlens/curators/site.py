@@ -29,6 +29,7 @@ class Site:
     units: Population
     primary: Primary | None
     accuracies: np.ndarray | None
+    _latest: dict[object, Population] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def curator(self, stage: Stage, thresholds: Thresholds, **options: Any) -> SimulatedCurator:
         """On the units that a stage asks; the `options` are those of a curator."""
@@ -41,7 +42,14 @@ class Site:
         """PRIVATE. The units that a stage asks, with nothing but what it is shown: examples and, if known, labels."""
         if stage.who is None:
             return self._verdicts()
-        chosen = self._chosen(stage.group, stage.who, thresholds)
+        key = stage.group, stage.who, stage.plan.unit, tuple(thresholds.items())
+        if key not in self._latest:  # a group is counted and trained on: selected once, the latest is kept
+            self._latest.clear()
+            self._latest[key] = self._selected(stage, stage.who, thresholds)
+        return self._latest[key]
+
+    def _selected(self, stage: Stage, rule: Selection, thresholds: Thresholds) -> Population:
+        chosen = self._chosen(stage.group, rule, thresholds)
         chosen = chosen.only(*(column for column in ("x", "y") if column in chosen.columns))
         return chosen.by_example() if stage.plan.unit == Unit.EXAMPLE else chosen
 

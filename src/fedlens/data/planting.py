@@ -30,19 +30,18 @@ class Planting:
             raise DataError("Expected a whole population to plant a bug on, got a selection of one.")
         for unit in range(len(population)):
             rows = population.starts[unit] + np.arange(population.counts[unit])
-            wrong = self._wrong(population.columns[column], rows)
-            yield (
-                unit,
-                rows[wrong],
-                self._struck(population.columns[column], rows) if self.by_unit else bool(wrong.any()),
-            )
+            struck = self._struck(population.columns[column], rows)
+            wrong = self._wrong(population.columns[column], rows, struck)
+            yield unit, rows[wrong], struck if self.by_unit else bool(wrong.any())
 
     def _struck(self, column: np.ndarray, rows: np.ndarray) -> bool:
-        return len(rows) > 0 and (not self.by_unit or _drawn(f"{self.seed} user", column, rows) < self.fraction)
+        if not len(rows) or not self.fraction:  # where nobody is hit, nothing need be read
+            return False
+        return not self.by_unit or _drawn(f"{self.seed} user", column, rows) < self.fraction
 
-    def _wrong(self, column: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    def _wrong(self, column: np.ndarray, rows: np.ndarray, struck: bool) -> np.ndarray:
         share = self.share if self.by_unit else self.fraction
-        if not self._struck(column, rows):
+        if not struck:
             return np.zeros(len(rows), bool)
         if share == 1:
             return np.ones(len(rows), bool)

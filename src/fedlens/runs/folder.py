@@ -26,6 +26,7 @@ from fedlens.runs.carrying_out import Keeper, Kept
 from fedlens.runs.reporting import facts
 
 CHECKPOINT_SECONDS = 10.0
+NOTED = 100  # checkpoints that may be gone back to
 GLIMPSES = (0.05, 0.15, 0.3, 0.6)  # of the rounds
 SHOWN = 64  # samples that are kept on the way
 _METRICS = {"round", "epsilon_so_far", "clip", "simulated"}  # of a line in metrics.jsonl: public numbers
@@ -100,7 +101,8 @@ class FolderKeeper(Keeper):
             memory.save(self._memories / token)
         about = {"recipe_sha256": self._recipe.digest, "engine": engine, "memory": token}
         content = tensorfiles.content(state, about)
-        files.append_line(self._note, hashlib.sha256(content).hexdigest())  # first: a crash may come between the two
+        # First, and synced, with those before it: a crash may come between the two writes.
+        files.write(self._note, "\n".join([*self._noted()[-NOTED:], hashlib.sha256(content).hexdigest()]))
         files.write(self._folder / "checkpoint.safetensors", content)
         for other in self._memories.iterdir() if token else ():
             if other.name != token:
