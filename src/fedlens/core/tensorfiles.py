@@ -21,8 +21,17 @@ def content(tree: Tree, about: dict[str, Any]) -> bytes:
     return save({name: leaf.detach().cpu().contiguous() for name, leaf in tree.items()}, header)
 
 
+def header(path: pathlib.Path) -> dict[str, Any]:
+    """What a file says about itself; no tensor is read."""
+    return _read(path, tensors=False)[1]
+
+
 def read(path: pathlib.Path) -> tuple[Tree, dict[str, Any]]:
     """The library holds the shapes in the header against the size of the file before it reads a value."""
+    return _read(path, tensors=True)
+
+
+def _read(path: pathlib.Path, tensors: bool) -> tuple[Tree, dict[str, Any]]:
     damaged = f"Expected a whole safetensors file in {path.name}; it is cut short or damaged."
     try:
         with files.damage(damaged), safe_open(path, "pt") as file:
@@ -30,7 +39,7 @@ def read(path: pathlib.Path) -> tuple[Tree, dict[str, Any]]:
             if sum(map(len, header.values())) > files.MOST_TEXT:
                 raise ValueError
             about = {key: files.parsed_json(value, damaged) for key, value in header.items()}
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys() if tensors}, about  # noqa: SIM118
     except FileNotFoundError:
         raise ValueError(f"Expected the file {path.name}; it is missing.") from None
     except OSError:  # an empty file cannot be mapped

@@ -28,7 +28,7 @@ def chosen(claims: Callable[[Medium], bool]) -> Medium:
 
 def opened(path: pathlib.Path) -> Trained:
     """Any model of a run folder, whatever it was trained on: its header says so."""
-    _, header = tensorfiles.read(path)
+    header = tensorfiles.header(path)
     return chosen(lambda medium: medium.owns(header)).opened(path)
 
 

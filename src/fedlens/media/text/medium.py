@@ -154,7 +154,7 @@ class TextMedium(Medium):
 
     def opened(self, path: pathlib.Path) -> TextModel | NgramModel:
         """Of whichever kind it says it is."""
-        _, header = tensorfiles.read(path)
+        header = tensorfiles.header(path)
         return NgramModel.open(path) if header.get("kind") == NGRAMS else TextModel.open(path)
 
     def drawn_on(self, model: Any, count: int, device: str) -> Texts:
@@ -179,7 +179,7 @@ class TextMedium(Medium):
             return None
         if not path.exists():
             raise ValueError(f"Expected a model folder of an earlier run as text.baseline; {own.baseline} holds none.")
-        if not self.owns(tensorfiles.read(path)[1]):
+        if not self.owns(tensorfiles.header(path)):
             raise ValueError("Expected a model of text as text.baseline.")
         model = self.opened(path)
         kind = model.kind if isinstance(model, TextModel) else NGRAMS
