@@ -1,0 +1,46 @@
+"""One look: every unit sends bounded statistics of its images once; all that is seen afterwards is made of their mean.
+
+Mean embeddings as a release are those of DP-MERF (Harder, Adamczewski, Park 2021). Three things differ: the features
+are of random convolutions instead of pixels; a unit may hold many images, and is bounded by what it is and not by a
+clip; and the same release carries statistics that a person can read.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import torch
+
+from fedlens.algorithms.protocol import Answered, Asked, OneRelease
+from fedlens.core import trees
+from fedlens.core.trees import Tree
+from fedlens.models.looks.psi import Psi
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look(OneRelease):
+    """Pairs with a plan of one release that everybody is in, and a bound of norm 1."""
+
+    psi: Psi
+    examples_per_unit: int = 128
+
+    name: ClassVar[str] = "look"
+    media: ClassVar[tuple[str, ...]] = ("images",)
+    options: ClassVar[frozenset[str]] = frozenset()
+
+    @classmethod
+    def configured(cls, asked: Asked) -> "Look":
+        return cls(psi=asked.network, examples_per_unit=asked.network.examples_per_unit)
+
+    def contribute(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        """Beside the data: the unit's blocks, all zero if it holds nothing."""
+        return self.psi(examples), memory
+
+    def start(self) -> Tree:
+        return {"round": torch.tensor(0)}
+
+    def round(self, state: Tree) -> tuple[Tree, Answered]:
+        return {}, lambda answer: trees.joined(release=answer, round=state["round"] + 1)
+
+    def result(self, state: Tree) -> Tree:
+        """The noisy blocks."""
+        return trees.part(state, "release")

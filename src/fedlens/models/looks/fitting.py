@@ -1,0 +1,160 @@
+"""From a look to a generator: free, at any time, by anyone who has the release."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from fedlens.core.trees import Tree
+from fedlens.models.looks.embedding import Embedding
+from fedlens.models.looks.generators import Network
+from fedlens.models.looks.moments import Moments
+from fedlens.models.looks.psi import BODY, LABELS, Psi
+
+_LEAST_SHARE = 1e-3  # of a class that noise alone would explain: it is not drawn, but has a place
+Watch = Callable[[int, int], None]  # steps done, of so many
+
+
+class DivergedError(ArithmeticError):
+    """The fit went astray. The release is not touched: fit again, with another seed or a smaller rate."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Release:
+    """A noisy mean of psi, and how noisy it is: all that a fit sees."""
+
+    psi: Psi
+    blocks: Tree = dataclasses.field(repr=False)
+    noise: float  # the standard deviation of the noise on every number
+
+    @property
+    def body(self) -> torch.Tensor:
+        """[classes, size], as one unit's would be."""
+        return self.blocks[BODY] / self.psi.weights[BODY]
+
+    @property
+    def body_noise(self) -> float:
+        return self.noise / self.psi.weights[BODY]
+
+    @property
+    def shares(self) -> torch.Tensor:
+        """Of the classes: the nearest ones that add up to 1, of which none is negative."""
+        if not self.psi.classes:
+            return torch.ones(1)
+        return torch.from_numpy(nearest_shares(self.blocks[LABELS].double().cpu().numpy())).float()
+
+
+def nearest_shares(noisy: np.ndarray) -> np.ndarray:
+    """The Euclidean projection onto shares, after scaling to a sum of 1.
+
+    >>> nearest_shares(np.array([0.3, 0.1, -0.1, 0.1])).round(2).tolist()
+    [0.6, 0.2, 0.0, 0.2]
+    """
+    scaled = noisy / max(noisy.sum(), 1e-9)
+    falling = np.sort(scaled)[::-1]
+    excess = (np.cumsum(falling) - 1) / np.arange(1, len(scaled) + 1)
+    shares: np.ndarray = np.maximum(scaled - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)
+    return shares
+
+
+# Normal distributions of low frequencies
+
+
+def gaussian(release: Release, moments: Moments) -> Tree:
+    """The weights of a `Gaussian`: means, and covariances without the part that noise explains."""
+    counts, sums, products = moments.read(release.body.double())
+    total = counts.sum().clamp(min=1e-9)
+    noise = release.body_noise * moments.noise_of_products
+    means, factors = [], []
+    for count, first, second in zip(counts, sums, products, strict=True):
+        size = count.clamp(min=_LEAST_SHARE * float(total))
+        mean = first / size
+        covariance = second / size - torch.outer(mean, mean)
+        means.append(mean)
+        factors.append(_root(covariance, float(noise / size)))
+    return {"shares": release.shares, "mean": torch.stack(means).float(), "factor": torch.stack(factors).float()}
+
+
+def _root(covariance: torch.Tensor, noise: float) -> torch.Tensor:
+    """A square root of what is left of a noisy symmetric matrix when its eigenvalues are shrunk.
+
+    Noise alone spreads eigenvalues over a semicircle of radius 2 noise sqrt(n); what sticks out of it was pushed out
+    by it, and is drawn back (Gavish and Donoho 2017). The rest share what the trace says is left, evenly.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    edge = 2 * noise * math.sqrt(len(values))
+    clear = values > edge
+    shrunk = torch.where(clear, (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2, 0.0)
+    left = (covariance.diagonal().sum() - shrunk.sum()).clamp(min=0) / (~clear).sum().clamp(min=1)
+    return vectors * torch.where(clear, shrunk, left).sqrt()
+
+
+# Networks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How a network is fitted."""
+
+    steps: int = 2000
+    batch: int = 1000
+    rate: float = 1e-3
+    seed: int = 0
+
+    def __call__(
+        self, release: Release, network: Network, *, device: str = "cpu", start: Tree | None = None, watch: Watch | None = None
+    ) -> Tree:
+        """The weights of a network whose mean embedding, class by class, is the released one."""
+        if not isinstance(release.psi.body, Embedding):
+            raise ValueError("Expected a look with an embedding: moments make a normal distribution, not a network.")
+        rng = torch.Generator(device).manual_seed(self.seed)
+        first = start or network.generator.init(self.seed)
+        params = {name: leaf.to(device, copy=True).requires_grad_() for name, leaf in first.items() if name != "shares"}
+        optimizer = torch.optim.Adam(params.values(), self.rate, betas=(0.5, 0.99))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps)
+        target = _Target(release, self.batch, device)
+        for step in range(self.steps):
+            loss = target.distance(network.generator.images(params, network.latents(target.labels, rng)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if watch and not (step + 1) % max(1, self.steps // 10):
+                watch(step + 1, self.steps)
+        return self._checked({name: leaf.detach().cpu() for name, leaf in params.items()}) | {"shares": release.shares}
+
+    @staticmethod
+    def _checked(params: Tree) -> Tree:
+        if not all(leaf.isfinite().all() for leaf in params.values()):
+            raise DivergedError(
+                "Expected the generator to stay finite; the fit diverged. The release is kept: fit it again, for free,"
+                " with another seed or a smaller rate."
+            )
+        return params
+
+
+class _Target:
+    """The released embedding, and how far the mean embedding of a batch is from it."""
+
+    def __init__(self, release: Release, batch: int, device: str) -> None:
+        self._psi, rows = release.psi, max(1, release.psi.classes)
+        self._each = max(2, batch // rows)
+        self.labels = torch.arange(rows * self._each, device=device) % rows
+        self._shares = release.shares.to(device)
+        self._body = release.body.to(device)
+
+    def distance(self, images: torch.Tensor) -> torch.Tensor:
+        """|a m - r|^2 up to a constant: without the bias of a batch and, for units of several images, with the best a.
+
+        A mean over a batch has the square of its own sampling error in its norm, which would reward generators that
+        draw the same again and again. Every feature vector has norm 1, so that part is known, and is taken off.
+        """
+        embedded = self._psi.body(images)
+        means = embedded.unflatten(0, (self._each, len(self._shares))).mean(0)  # of each class
+        squares = (means.square().sum(1) * self._each - 1) / (self._each - 1)
+        square = (self._shares.square() * squares).sum()
+        product = (self._shares[:, None] * means * self._body).sum()
+        scale = (product / square.clamp(min=1e-9)).clamp(min=0).detach() if self._psi.several else 1.0
+        return scale * scale * square - 2 * scale * product
