@@ -4,9 +4,8 @@ from fedlens.ledger.book import Ledger
 from fedlens.ledger.booked import RunClosedError
 from fedlens.ledger.budgets import Budget, Standing
 from fedlens.ledger.chain import Entry, Head
-from fedlens.ledger.items import Item
 from fedlens.ledger.reviewers import NotApprovedError
-from fedlens.ledger.spending import Account, Spending, guarantee
+from fedlens.ledger.spending import Account, Item, Spending, guarantee
 from fedlens.ledger.storage import LedgerError, is_remote
 from fedlens.ledger.weighing import Weighed
 from fedlens.ledger.witness import PutBackError

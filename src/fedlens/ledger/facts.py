@@ -12,6 +12,7 @@ from fedlens.ledger.storage import LedgerError
 from fedlens.privacy import Promise, promised
 
 Answer = TypeVar("Answer")
+OF_ACCOUNT = "partition", "part", "simulated"  # what a reservation says of its account
 
 
 def read(entry: Entry, work: Callable[[], Answer]) -> Answer:
@@ -45,13 +46,7 @@ def reservation(entry: Entry) -> dict[str, Any]:
 
 def account_of(entry: Entry) -> Account:
     facts = reservation(entry)
-    return Account(
-        run=entry.run,
-        population=entry.population,
-        partition=facts["partition"],
-        part=facts["part"],
-        simulated=facts["simulated"],
-    )
+    return Account(run=entry.run, population=entry.population, **{name: facts[name] for name in OF_ACCOUNT})
 
 
 def plan_of(entry: Entry) -> Promise:
@@ -66,14 +61,11 @@ def _parsed(text: str) -> Promise:
 def sound(plan: Promise) -> Promise:
     """Refuses numbers that only an editor's hand writes, and that no accountant can count with."""
     whole = type(plan.releases) is int and 0 < plan.releases < 2**31
-    real = all(isinstance(value, int | float) and abs(value) < 2**63 for value in _numbers(plan))
+    numbers = plan.noise_multiplier, plan.expected_contributors
+    real = all(isinstance(value, int | float) and abs(value) < 2**63 for value in numbers)
     if not (whole and real):
         raise ValueError("Expected a plan that can be priced.")
     return plan
-
-
-def _numbers(plan: Promise) -> tuple[Any, ...]:
-    return plan.noise_multiplier, plan.expected_contributors
 
 
 def budget_of(entry: Entry) -> Budget:
