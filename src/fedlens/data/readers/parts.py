@@ -32,23 +32,6 @@ class Place(NamedTuple):
         return f"{self.file}, {user}row {self.first + row}"
 
 
-class Part(NamedTuple):
-    """Some rows: the index of each one's user, images [n, 1, side, side] in bytes, whole labels."""
-
-    place: Place
-    users: np.ndarray
-    images: np.ndarray
-    labels: np.ndarray
-
-
-class Source(NamedTuple):
-    """How many rows each user holds, all rows part by part, and the numbers of named classes where there are any."""
-
-    counts: np.ndarray
-    parts: Iterator[Part]
-    classes: Mapping[str, int] | None = None
-
-
 class Rows(NamedTuple):
     """Some rows of every column, and the index of each row's user."""
 
@@ -57,11 +40,17 @@ class Rows(NamedTuple):
     columns: Mapping[str, np.ndarray]
 
 
-class Sentences(NamedTuple):
-    """A source of text: how many sentences each user holds, and all rows part by part."""
+class Source(NamedTuple):
+    """How many rows each user holds, all rows part by part, and the numbers of named classes where there are any."""
 
     counts: np.ndarray
     rows: Iterator[Rows]
+    classes: Mapping[str, int] | None = None
+
+
+def of_images(place: Place, users: np.ndarray, images: np.ndarray, labels: np.ndarray) -> Rows:
+    """Images [n, 1, side, side] in bytes, and whole labels."""
+    return Rows(place, users, {"x": images, "y": labels})
 
 
 def decoded(images: Iterable[Any], place: Place) -> np.ndarray:

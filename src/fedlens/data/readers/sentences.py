@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedlens.data.population import DataError, Population
-from fedlens.data.readers.parts import Place, Rows, Sentences, lengths, number_of, numbered, rows_at_once
+from fedlens.data.readers.parts import Place, Rows, Source, lengths, number_of, numbered, rows_at_once
 from fedlens.models.words import SENTENCE_BYTES, as_row
 
 AT_ONCE = 16  # sentences of unknown length that are read together
@@ -30,7 +30,7 @@ class Passage(NamedTuple):
     head: Head | None
 
 
-def gathered(passages: Callable[[], Iterator[Passage]], name: str, attributes: Sequence[str] = ()) -> Sentences:
+def gathered(passages: Callable[[], Iterator[Passage]], name: str, attributes: Sequence[str] = ()) -> Source:
     """What two passes over a source find, as rows."""
     counts: Counter[Any] = Counter()
     late: dict[Place, Head] = {}
@@ -45,7 +45,7 @@ def gathered(passages: Callable[[], Iterator[Passage]], name: str, attributes: S
         if place in late:
             late[place] = head
     numbers = numbered(counts, name)
-    return Sentences(lengths(counts, numbers), _rows(passages(), numbers, late, attributes))
+    return Source(lengths(counts, numbers), _rows(passages(), numbers, late, attributes))
 
 
 def _rows(

@@ -3,47 +3,34 @@
 import json
 import os
 import pathlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
 from fedlens.data.population import VERSION, DataError, give_back_pages
-from fedlens.data.readers.parts import Place, Rows, Sentences, Source, below
+from fedlens.data.readers.parts import Place, Source
 
 Column = Callable[[str, np.dtype, tuple[int, ...]], np.ndarray]  # makes one: its name, type and shape
 
 
-def write_images(source: Source, folder: pathlib.Path, name: str, classes: int | None, inverted: bool) -> None:
-    _write(source.counts, _images(source, classes, inverted), folder, name)
+def write(source: Source, folder: pathlib.Path, name: str) -> None:
+    columns = filled(source, lambda key, dtype, shape: _mapped(folder / f"{key}.npy", dtype, shape))
+    for column in columns.values():
+        column.flush()  # type: ignore[attr-defined]
+    offsets = np.concatenate([[0], np.cumsum(source.counts)]).astype(np.int64)
+    np.save(folder / "offsets.npy", offsets, allow_pickle=False)
+    about = {"name": name, "version": VERSION, "columns": sorted(columns)}
+    (folder / "population.json").write_text(json.dumps(about, indent=1))
     if source.classes is not None:
         (folder / "classes.json").write_text(json.dumps(source.classes, indent=1), encoding="utf-8")
 
 
-def write_text(source: Sentences, folder: pathlib.Path, name: str) -> None:
-    _write(source.counts, source.rows, folder, name)
-
-
-def _images(source: Source, classes: int | None, inverted: bool) -> Iterator[Rows]:
-    for place, users, images, labels in source.parts:
-        yield Rows(place, users, {"x": 255 - images if inverted else images, "y": below(labels, classes, place)})
-
-
-def _write(counts: np.ndarray, rows: Iterable[Rows], folder: pathlib.Path, name: str) -> None:
-    columns = filled(counts, rows, lambda key, dtype, shape: _mapped(folder / f"{key}.npy", dtype, shape))
-    for column in columns.values():
-        column.flush()  # type: ignore[attr-defined]
-    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    np.save(folder / "offsets.npy", offsets, allow_pickle=False)
-    about = {"name": name, "version": VERSION, "columns": sorted(columns)}
-    (folder / "population.json").write_text(json.dumps(about, indent=1))
-
-
-def filled(counts: np.ndarray, parts: Iterable[Rows], column: Column) -> dict[str, np.ndarray]:
+def filled(source: Source, column: Column) -> dict[str, np.ndarray]:
     """Columns, made by `column`, with every row beside the others of its user."""
     columns: dict[str, np.ndarray] = {}
-    ends = np.cumsum(counts, dtype=np.int64)
-    free, total = ends - counts, int(counts.sum())
-    for place, users, values in parts:
+    ends = np.cumsum(source.counts, dtype=np.int64)
+    free, total = ends - source.counts, int(source.counts.sum())
+    for place, users, values in source.rows:
         if not len(users):
             continue
         columns = columns or {key: column(key, held.dtype, (total, *held.shape[1:])) for key, held in values.items()}
