@@ -28,7 +28,7 @@ app.add_typer(runs_app)
 app.add_typer(data_app, name="data")
 app.add_typer(primary_app, name="primary")
 app.add_typer(vocabulary_app, name="vocabulary")
-app.add_typer(reproduce_app, name="reproduce")
+app.add_typer(reproduce_app)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(account_app, name="account")
 

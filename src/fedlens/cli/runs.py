@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.data import owner_if_there
 from fedlens.cli.options import (
@@ -36,18 +37,15 @@ runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
 PIXELS = "minus-one-to-one"  # what a primary model expects, unless told otherwise
 Vouching = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger", help=f"Must confirm what the models cost. Default: the one beside, or {DEFAULT_BOOK}, if there."
-    ),
+    str | None, Option(help=f"Must confirm what the models cost. Default: the one beside, or {DEFAULT_BOOK}, if there.")
 ]
 
 
 @runs_app.command()
 @modelers
 def demo(
-    what: Annotated[str, typer.Argument(help="images or text")] = "images",
-    bug: Annotated[bool, typer.Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
+    what: Annotated[str, Argument(help="images or text")] = "images",
+    bug: Annotated[bool, Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
     out: Out = pathlib.Path("runs"),
     ledger: LedgerPath = None,
     simulate: Simulate = None,
@@ -71,18 +69,16 @@ def demo(
 @modelers
 def init(
     task: Annotated[
-        str, typer.Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
+        str, Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
     ] = "T1",
     data: Annotated[
-        str, typer.Option(help="A registered population; or an .npz or .jsonl file, or a population folder.")
+        str, Option(help="A registered population; or an .npz or .jsonl file, or a population folder.")
     ] = "data.npz",
-    model: Annotated[
-        str, typer.Option(help="T2, T4: the primary model, as a file written by fedlens.")
-    ] = "cnn.safetensors",
-    vocabulary: Annotated[str, typer.Option("--vocab", help="T3: known words, one a line.")] = "",
-    baseline: Annotated[str, typer.Option(help="T3: the folder of an earlier model, to compare with.")] = "",
-    to: Annotated[pathlib.Path, typer.Option("--to", help="The recipe to write.")] = pathlib.Path("recipe.toml"),
-    ledger: Annotated[str | None, typer.Option("--ledger", help="Where populations are registered.")] = None,
+    model: Annotated[str, Option(help="T2, T4: the primary model, as a file written by fedlens.")] = "cnn.safetensors",
+    vocabulary: Annotated[str, Option("--vocab", help="T3: known words, one a line.")] = "",
+    baseline: Annotated[str, Option(help="T3: the folder of an earlier model, to compare with.")] = "",
+    to: Annotated[pathlib.Path, Option(help="The recipe to write.")] = pathlib.Path("recipe.toml"),
+    ledger: Annotated[str | None, Option(help="Where populations are registered.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a commented recipe to start from."""
@@ -107,18 +103,14 @@ def plan(
     recipe: RecipeFile,
     sets: Sets = None,
     ledger: Annotated[
-        str | None, typer.Option("--ledger", help=f"Whose budget it would draw on. Default: {DEFAULT_BOOK}, if there.")
+        str | None, Option(help=f"Whose budget it would draw on. Default: {DEFAULT_BOOK}, if there.")
     ] = None,
-    target_eps: Annotated[
-        float | None, typer.Option("--target-eps", help="Calibrate the noise to this epsilon instead.")
-    ] = None,
+    target_eps: Annotated[float | None, Option(help="Calibrate the noise to this epsilon instead.")] = None,
     sweep: Annotated[
-        str | None,
-        typer.Option("--sweep", metavar="A=1,2,B=3,4", help="The cost of every combination of privacy settings."),
+        str | None, Option(metavar="A=1,2,B=3,4", help="The cost of every combination of privacy settings.")
     ] = None,
     published: Annotated[
-        str | None,
-        typer.Option("--published", metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee."),
+        str | None, Option(metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -154,10 +146,8 @@ def plan(
 @runs_app.command()
 @modelers
 def run(
-    recipe: Annotated[pathlib.Path | None, typer.Argument(help="A recipe (TOML).")] = None,
-    resume: Annotated[
-        pathlib.Path | None, typer.Option("--resume", help="Go on with an interrupted run folder.")
-    ] = None,
+    recipe: Annotated[pathlib.Path | None, Argument(help="A recipe (TOML).")] = None,
+    resume: Annotated[pathlib.Path | None, Option(help="Go on with an interrupted run folder.")] = None,
     sets: Sets = None,
     out: Out = pathlib.Path("runs"),
     ledger: LedgerPath = None,
@@ -185,23 +175,18 @@ def run(
 @runs_app.command()
 @modelers
 def compare(
-    left: Annotated[pathlib.Path, typer.Argument(help="The suspicious group: a model folder, such as runs/x/low.")],
-    right: Annotated[pathlib.Path, typer.Argument(help="The healthy group, such as runs/x/high.")],
-    to: Annotated[
-        pathlib.Path | None, typer.Option("--to", help="Folder for the report. Default: <left>-vs-<right>.")
-    ] = None,
+    left: Annotated[pathlib.Path, Argument(help="The suspicious group: a model folder, such as runs/x/low.")],
+    right: Annotated[pathlib.Path, Argument(help="The healthy group, such as runs/x/high.")],
+    to: Annotated[pathlib.Path | None, Option(help="Folder for the report. Default: <left>-vs-<right>.")] = None,
     before: Annotated[
         pathlib.Path | None,
-        typer.Option("--before", help="Folder of an earlier report: its findings that are gone are told as resolved."),
+        Option(help="Folder of an earlier report: its findings that are gone are told as resolved."),
     ] = None,
-    model: Annotated[
-        pathlib.Path | None, typer.Option("--model", help="A primary model, to tell classes apart.")
-    ] = None,
-    values: Annotated[str, typer.Option(help="The pixels that model expects, as in a recipe.")] = PIXELS,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="And in which order.")] = False,
+    model: Annotated[pathlib.Path | None, Option(help="A primary model, to tell classes apart.")] = None,
+    values: Annotated[str, Option(help="The pixels that model expects, as in a recipe.")] = PIXELS,
+    channels_last: Annotated[bool, Option("--channels-last", help="And in which order.")] = False,
     kinds: Annotated[
-        list[str] | None,
-        typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another fault that could explain it."),
+        list[str] | None, Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another fault that could explain it.")
     ] = None,
     ledger: Vouching = None,
     as_json: Json = False,
@@ -221,7 +206,7 @@ def compare(
 @runs_app.command()
 @modelers
 def report(
-    folder: Annotated[pathlib.Path, typer.Argument(help="A finished run folder, or one model folder in it.")],
+    folder: Annotated[pathlib.Path, Argument(help="A finished run folder, or one model folder in it.")],
     ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
@@ -242,16 +227,14 @@ def report(
 @runs_app.command()
 @modelers
 def sample(
-    folder: Annotated[pathlib.Path, typer.Argument(help="A model folder, such as runs/x/low.")],
-    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the public latents.")] = 0,
+    folder: Annotated[pathlib.Path, Argument(help="A model folder, such as runs/x/low.")],
+    count: Annotated[int, Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
+    seed: Annotated[int, Option(help="Of the public latents.")] = 0,
     beams: Annotated[
-        int | None,
-        typer.Option(min=1, max=100_000, help="Text: search for the likeliest instead, with so many beams."),
+        int | None, Option(min=1, max=100_000, help="Text: search for the likeliest instead, with so many beams.")
     ] = None,
     to: Annotated[
-        pathlib.Path | None,
-        typer.Option("--to", help="Default: samples-<seed> or likeliest .safetensors in the folder."),
+        pathlib.Path | None, Option(help="Default: samples-<seed> or likeliest .safetensors in the folder.")
     ] = None,
     ledger: Vouching = None,
     as_json: Json = False,
