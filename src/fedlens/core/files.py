@@ -148,7 +148,7 @@ def parsed_json(text: bytes | str, message: str, error: type[ValueError] = Value
         raise error(message)
     with damage(message, error):
         text = text.decode() if isinstance(text, bytes) else text
-        value = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_short)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=lambda text: int(_short(text)))
         _check_depth(value)
         return value
 
@@ -158,7 +158,7 @@ def parsed_toml(text: str, message: str, error: type[ValueError] = ValueError) -
     if len(text) > MOST_TOML or _LONG_KEY.search(_QUOTED.sub("q", text)):
         raise error(message)
     try:
-        value = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
+        value = tomllib.loads(text, parse_float=lambda text: float(_short(text)))  # infinity is TOML
         _check_depth(value)
     except tomllib.TOMLDecodeError:
         raise
@@ -185,27 +185,16 @@ def _is(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and (not isinstance(value, bool) or kind is bool)
 
 
-def _refused(text: str) -> Any:
-    raise ValueError
-
-
 def _finite(text: str) -> float:
-    number = _short_float(text)
-    if not math.isfinite(number):
+    if not math.isfinite(number := float(_short(text))):
         raise ValueError
     return number
 
 
-def _short_float(text: str) -> float:
+def _short(text: str) -> str:
     if len(text) > MOST_DIGITS:
         raise ValueError
-    return float(text)
-
-
-def _short(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError
-    return int(text)
+    return text
 
 
 def _check_depth(value: object) -> None:

@@ -208,20 +208,17 @@ class Population:
             if len(chosen) >= at_least:
                 units.append(unit)
                 kept.append(chosen)
-        name = f"{self.name}/{name}"
         if examples is None:
-            return dataclasses.replace(
-                self, name=name, starts=self.starts[units], counts=self.counts[units], selected=True
-            )
+            return self._of(name, units)
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in kept])]).astype(np.int64)
         rows = np.concatenate([np.zeros(0, np.int64), *kept])
-        return dataclasses.replace(
-            self, name=name, starts=offsets[:-1], counts=np.diff(offsets), rows=rows, selected=True
-        )
+        return dataclasses.replace(self._of(name, []), starts=offsets[:-1], counts=np.diff(offsets), rows=rows)
 
     def chosen(self, name: str, verdicts: np.ndarray) -> "Population":
         """Keeps the users with a verdict of true; each must have been made from that user's own data alone."""
-        units = np.flatnonzero(verdicts)
+        return self._of(name, np.flatnonzero(verdicts))
+
+    def _of(self, name: str, units: Sequence[int] | np.ndarray) -> "Population":
         starts, counts = self.starts[units], self.counts[units]
         return dataclasses.replace(self, name=f"{self.name}/{name}", starts=starts, counts=counts, selected=True)
 
@@ -238,15 +235,9 @@ class Population:
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""
         rows = self._all_rows()
-        starts = np.arange(len(rows))
-        return dataclasses.replace(
-            self,
-            name=f"{self.name}/examples",
-            starts=starts,
-            counts=np.ones_like(starts),
-            rows=rows,
-            by_examples=True,
-        )
+        starts, counts = np.arange(len(rows)), np.ones(len(rows), np.int64)
+        name = f"{self.name}/examples"
+        return dataclasses.replace(self, name=name, starts=starts, counts=counts, rows=rows, by_examples=True)
 
     def _rows_of(self, unit: int) -> slice | np.ndarray:
         """Where the unit's examples lie: side by side if they can."""

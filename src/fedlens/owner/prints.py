@@ -27,9 +27,8 @@ class Prints:
 
     whole: str  # of all examples, in any order, whoever holds them
     grouped: str  # of all examples with their labels, attributes and who holds which; "" where nobody does
-    sample: np.ndarray = dataclasses.field(
-        repr=False
-    )  # of different examples: sorted, 64 bits each, the last one if telling
+    # Of different examples: sorted, 64 bits each, the last one if telling.
+    sample: np.ndarray = dataclasses.field(repr=False)
 
     def shared_with(self, other: "Prints", telling: bool = False) -> float:
         """Which share of these examples the other holds too, as far as the samples of both reach; of all, or of those

@@ -88,11 +88,8 @@ class Poisson:
         return np.sort(joins[order[: self.cap]])
 
     def loss(self, multiplier: float, replaced: bool) -> Loss:
-        if self.capped:
-            return SampledGaussian(
-                multiplier=multiplier, rate=self.rate, replaced=replaced, population=self.population, cap=self.cap
-            )
-        return SampledGaussian(multiplier=multiplier, rate=self.rate, replaced=replaced)
+        plain = SampledGaussian(multiplier=multiplier, rate=self.rate, replaced=replaced)
+        return dataclasses.replace(plain, population=self.population, cap=self.cap) if self.capped else plain
 
     def participations(self, releases: int) -> int:
         return releases
@@ -162,7 +159,7 @@ class Balanced:
     def check(self, units: int, selected: bool) -> None:
         if selected:
             raise ValueError(
-                "Expected a balanced schedule on a whole population: in a selection, slots depend on data."
+                "Expected a whole population for a balanced schedule: in a selection slots depend on data."
             )
         _as_declared(units, self.population)
 
@@ -188,14 +185,10 @@ class Balanced:
 class Everyone:
     """Every unit, every time: no amplification, but Gaussians compose exactly and the head count stays private."""
 
-    displaces, in_turn = False, False
+    displaces, in_turn, text = False, False, "every unit in every release"
 
     def check(self, units: int, selected: bool) -> None:
         pass
-
-    @property
-    def text(self) -> str:
-        return "every unit in every release"
 
     def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray:
         return np.arange(units)
