@@ -8,12 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.account import account_app
 from fedlens.cli.data import data_app
 from fedlens.cli.ledger import ledger_app
 from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE, shown
 from fedlens.cli.primary import primary_app
-from fedlens.cli.reproduce import reproduce_app
+from fedlens.cli.reproduce import account_app, reproduce_app
 from fedlens.cli.runs import runs_app
 from fedlens.cli.vocabulary import vocabulary_app
 from fedlens.version import __version__

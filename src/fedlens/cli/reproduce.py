@@ -1,4 +1,4 @@
-"""`fedlens reproduce`: the results in docs/results, from scratch."""
+"""`fedlens reproduce` and `fedlens account`: our results, from scratch; and what published guarantees are worth."""
 
 import json
 import os
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fedlens.experiments.trials import Row
 
 reproduce_app = typer.Typer()
+account_app = typer.Typer(no_args_is_help=True, help="What published guarantees are worth.")
 
 
 @reproduce_app.command()
@@ -86,3 +87,17 @@ def _of_text(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathli
     filled = [made for measure in measures if len((made := measure(chosen, out)).splitlines()) > 2]
     files.write(out / "positions.svg", text.picture(chosen, out))
     return "\n".join([text.table(results), *filled])
+
+
+@account_app.callback()
+def account() -> None:
+    """What published guarantees are worth."""
+
+
+@account_app.command("papers")
+def papers(as_json: Json = False) -> None:
+    """Every epsilon the five papers print: how they got it, what is valid instead, and a verdict. About a minute."""
+    from fedlens.privacy import papers
+
+    rows = papers.rows()
+    say([row.to_dict() for row in rows], "\n".join(line for row in rows for line in row.lines()), as_json)

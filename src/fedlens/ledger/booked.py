@@ -7,8 +7,7 @@ from typing import Any
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import clock
 from fedlens.ledger.chain import Entry
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import OF_ACCOUNT, account_of, fact, plan_of, reservation
+from fedlens.ledger.entries import OF_ACCOUNT, Entries, account_of, fact, plan_of, reservation
 from fedlens.ledger.spending import Spending, carried_out
 
 

@@ -9,8 +9,7 @@ from typing import Any
 from fedlens.core import files
 from fedlens.ledger import booked
 from fedlens.ledger.chain import Entry, Head, root
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import account_of, fact, plan_of
+from fedlens.ledger.entries import Entries, account_of, fact, plan_of
 from fedlens.ledger.spending import Spending, guarantee
 
 _LEARNING = "thresholds"  # the stage of a run that decides who is in which group: every model of it depends on it

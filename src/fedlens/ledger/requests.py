@@ -6,8 +6,7 @@ from typing import Any
 from fedlens.ledger import booked, reviewers, standings
 from fedlens.ledger.budgets import Budget
 from fedlens.ledger.chain import Entry, root
-from fedlens.ledger.entries import LARGEST, Entries
-from fedlens.ledger.facts import damaged, fact, read, reservation, sound
+from fedlens.ledger.entries import LARGEST, Entries, damaged, fact, read, reservation, sound
 from fedlens.ledger.reviewers import NotApprovedError
 from fedlens.ledger.spending import Account, Item
 from fedlens.ledger.weighing import Weighed

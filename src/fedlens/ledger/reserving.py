@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import booked, clock, requests, reviewers, standings
 from fedlens.ledger.chain import Entry, root
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import OF_ACCOUNT, account_of, fact, plan_of
+from fedlens.ledger.entries import OF_ACCOUNT, Entries, account_of, clock_of, fact, plan_of
 from fedlens.ledger.spending import Account, Item, kind_of_plan, owed
 from fedlens.ledger.storage import LedgerError
 from fedlens.privacy import MatrixPlan, Promise
@@ -98,7 +97,7 @@ def _must_keep_time(entries: Entries, population: str) -> None:
         return
     last = reviewers.budget_entries(entries, population)[-1]
     since = entries.where("kind = 'reserve' and population = ? and id > ?", population, last.id)
-    if clock.was_set_forward(now, [last, *since]):
+    if clock.was_set_forward(now, map(clock_of, [last, *since])):
         raise LedgerError(
             f"Expected a clock that goes as the machine does: it was set forward, so that what {population!r} spent"
             " would be forgotten. Set it right; or, if it is right now, set the budget anew (fedlens ledger init)."

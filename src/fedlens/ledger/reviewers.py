@@ -5,8 +5,7 @@ from collections.abc import Collection
 from fedlens.ledger import keys
 from fedlens.ledger.budgets import Budget
 from fedlens.ledger.chain import Entry
-from fedlens.ledger.entries import LARGEST, Entries
-from fedlens.ledger.facts import budget_of
+from fedlens.ledger.entries import LARGEST, Entries, budget_of
 from fedlens.ledger.storage import LedgerError
 
 

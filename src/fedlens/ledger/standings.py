@@ -9,8 +9,7 @@ from fedlens.ledger import booked, clock, reviewers
 from fedlens.ledger.allowance import Allowance, Owed, numbered
 from fedlens.ledger.budgets import Standing
 from fedlens.ledger.chain import Entry, root
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import account_of, plan_of
+from fedlens.ledger.entries import Entries, account_of, plan_of
 from fedlens.ledger.spending import Item, Kind, guarantee, kind_of_plan, owed
 
 Counts = Mapping[tuple[str, str], tuple[int, int]]  # by run and stage: releases, and those within the window

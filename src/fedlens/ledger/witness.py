@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from fedlens.core import pins
 from fedlens.ledger.chain import Place
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import fact
+from fedlens.ledger.entries import Entries, fact
 from fedlens.ledger.storage import WITNESSES, LedgerError, is_remote, opened
 
 

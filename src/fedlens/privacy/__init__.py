@@ -18,4 +18,3 @@ from fedlens.privacy.sampling import Balanced as Balanced
 from fedlens.privacy.sampling import Everyone as Everyone
 from fedlens.privacy.sampling import FixedSize as FixedSize
 from fedlens.privacy.sampling import Poisson as Poisson
-from fedlens.privacy.sampling import Sampling as Sampling

@@ -19,8 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedlens.core import files
-from fedlens.privacy.bounds import L2Clip
+from fedlens.privacy.bounds import L2Clip, at_least_one
 from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, check_promise, read_back, written
 from fedlens.privacy.sampling import Balanced, Everyone
 
@@ -75,7 +74,7 @@ class Banded:
     bands: int
 
     def __post_init__(self) -> None:
-        _at_least_one("bands", self.bands)
+        at_least_one("bands", self.bands)
 
     @property
     def reach(self) -> int:
@@ -128,7 +127,7 @@ class BinaryTree:
     restart: int
 
     def __post_init__(self) -> None:
-        _at_least_one("restart", self.restart)
+        at_least_one("restart", self.restart)
 
     @property
     def reach(self) -> int:
@@ -193,7 +192,7 @@ class MatrixPlan:
     def __post_init__(self) -> None:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
         for name in ("participations", "separation"):
-            _at_least_one(name, getattr(self, name))
+            at_least_one(name, getattr(self, name))
         pairs = max(0, min(self.strategy.reach, self.releases) - self.separation)
         times = min(self.participations, 1 + (self.releases - 1) // self.separation)
         if self.releases * pairs > _MOST_PAIRS or self.releases * (pairs + 1) * times > _MOST_STEPS:
@@ -334,10 +333,3 @@ def _extended(best: Array, pairs: list[Array], separation: int) -> Array:
 
 def _later(values: Array, gap: int) -> Array:
     return np.concatenate([np.full(gap, -np.inf), values])[: len(values)]
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if not value >= 1:
-        raise ValueError(f"Expected {name}={value} >= 1.")
-    if not files.whole(value, 1, 2**53):
-        raise ValueError(f"Expected {name}={value} as a whole number.")
