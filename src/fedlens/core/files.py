@@ -102,6 +102,19 @@ def damage(message: str, error: type[ValueError] = ValueError) -> Iterator[None]
         raise error(message) from None
 
 
+@contextlib.contextmanager
+def readable(kind: str, path: pathlib.Path, error: type[ValueError] = ValueError) -> Iterator[None]:
+    """As `damage`, of a file of this kind that must be there: one that is missing, or cannot be opened, is told of too."""
+    damaged = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
+    try:
+        with damage(damaged, error):
+            yield
+    except FileNotFoundError:
+        raise error(f"Expected the file {path.name}; it is missing.") from None
+    except OSError:  # gzip says so of what it cannot read; and an empty file cannot be mapped
+        raise error(damaged) from None
+
+
 def content(path: pathlib.Path, most: int = MOST_TEXT, error: type[ValueError] = ValueError) -> bytes:
     """All of a file that may not be larger than `most` bytes."""
     with path.open("rb") as file:

@@ -85,8 +85,8 @@ class Population:
         """Maps the files into memory; reads nothing but their headers and the index."""
         folder = pathlib.Path(folder)
         about = _about(folder)
-        columns = {key: _mapped(folder / f"{key}.npy") for key in about["columns"]}
-        offsets = _mapped(folder / "offsets.npy")
+        columns = {key: mapped(folder / f"{key}.npy") for key in about["columns"]}
+        offsets = mapped(folder / "offsets.npy")
         if offsets.ndim != 1 or len(offsets) < 1 or not np.issubdtype(offsets.dtype, np.integer):
             raise DataError(f"Expected whole numbers, one more than users, in {folder.name}/offsets.npy.")
         offsets = offsets.astype(np.int64)  # unsigned ones that fall would wrap around
@@ -170,11 +170,8 @@ class Population:
 
     def blank(self, width: int = 1) -> Tree:
         """One unit without examples, in the right shapes: what an empty cohort is modelled on."""
-        tree = {
-            key: torch.zeros((width, *column.shape[1:]), dtype=_torch_type(column.dtype))
-            for key, column in self.columns.items()
-        }
-        return tree | {"mask": torch.zeros(width)}
+        zeros = {key: np.zeros((width, *column.shape[1:]), column.dtype) for key, column in self.columns.items()}
+        return {key: torch.from_numpy(column) for key, column in zeros.items()} | {"mask": torch.zeros(width)}
 
     def only(self, *names: str) -> "Population":
         """The same units with these columns and no others."""
@@ -298,16 +295,8 @@ def _column_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\w{1,64}", name, re.ASCII) is not None and name != "offsets"
 
 
-def _mapped(path: pathlib.Path) -> np.ndarray:
-    try:
+def mapped(path: pathlib.Path) -> np.ndarray:
+    with files.readable(".npy", path, DataError):
         column = arrayfiles.mapped(path)
         len(column)  # a single number has none, and is no column
         return column
-    except FileNotFoundError:
-        raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except (ValueError, TypeError, OSError):
-        raise DataError(f"Expected a whole .npy file in {path.name}; it is cut short or damaged.") from None
-
-
-def _torch_type(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, dtype)).dtype

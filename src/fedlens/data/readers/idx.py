@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.core import arrayfiles
-from fedlens.data.population import DataError
+from fedlens.data.population import DataError, mapped
 from fedlens.data.readers import parts
 from fedlens.data.readers.parts import Path, Place, Rows, Source
 
@@ -55,7 +54,7 @@ def _unique(ids: np.ndarray, path: pathlib.Path, **more: bool) -> tuple[list[Any
 
 def _row_count(path: pathlib.Path) -> int:
     if path.suffix == ".npy":
-        return len(_npy(path))
+        return len(mapped(path))
     with parts.whole("idx", path), parts.unzipped(path) as file:
         return _header(file, path)[1][0]
 
@@ -63,7 +62,7 @@ def _row_count(path: pathlib.Path) -> int:
 def _rows(path: pathlib.Path, step: int) -> Iterator[np.ndarray]:
     """The rows in parts of equal length, so that those of several files lie side by side."""
     if path.suffix == ".npy":
-        array = _npy(path)
+        array = mapped(path)
         yield from (np.asarray(array[start : start + step]) for start in range(0, len(array), step))
         return
     with parts.whole("idx", path), parts.unzipped(path) as file:
@@ -84,10 +83,3 @@ def _header(file: Any, path: pathlib.Path) -> tuple[np.dtype, list[int]]:
     if not 1 <= math.prod(shape[1:]) <= 4 * parts.SIDE**2:  # rows of nothing could be any number
         raise DataError(f"Expected images of at most {parts.SIDE} x {parts.SIDE} pixels in {path.name}.")
     return np.dtype(_IDX_TYPES[code]), shape
-
-
-def _npy(path: pathlib.Path) -> np.ndarray:
-    with parts.whole(".npy", path):
-        array = arrayfiles.mapped(path)
-        len(array)  # a single number has none, and is no column
-        return array

@@ -1,6 +1,7 @@
 """PRIVATE. What all readers share: parts of a source, images and labels made sure of, keys, damaged files."""
 
 import contextlib
+import functools
 import gzip
 import io
 import math
@@ -18,6 +19,7 @@ Path = pathlib.Path | str
 ROWS = 512  # in one part, at most
 _BYTES = 2**22  # in one part, about, where rows of numbers are read
 SIDE = 1024  # of an image: a damaged or hostile header must not ask for all memory
+whole = functools.partial(files.readable, error=DataError)  # around a file: what libraries say may quote it
 
 
 class Place(NamedTuple):
@@ -158,19 +160,6 @@ def files_of(source: Path, *suffixes: str) -> list[pathlib.Path]:
     if not files:
         raise DataError(f"Expected {' or '.join(suffixes)} files in {source.name}; there are none.")
     return files
-
-
-@contextlib.contextmanager
-def whole(kind: str, path: pathlib.Path) -> Iterator[None]:
-    """Says of whatever goes wrong with a file that it is damaged: what libraries say may quote the file."""
-    damaged = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
-    try:
-        with files.damage(damaged, DataError):
-            yield
-    except FileNotFoundError:
-        raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except OSError:  # gzip says so of what it cannot read
-        raise DataError(damaged) from None
 
 
 @contextlib.contextmanager
