@@ -86,11 +86,10 @@ def init(
 
     owner = owner_if_there(ledger)
     known = owner.known(data) if owner else None
-    registered: dict[str, Any] = (
-        {"registered": True, "population": known.population, "facts": known.facts} if known else {}
-    )
     given: dict[str, Any] = {"model": model, "vocabulary": vocabulary, "baseline": baseline}
-    text = templates.recipe(task, data, shlex.quote(str(to)), **registered, **given)
+    if known:
+        given |= {"registered": True, "population": known.population, "facts": known.facts}
+    text = templates.recipe(task, data, shlex.quote(str(to)), **given)
     if to.exists():
         raise ValueError(f"Expected no file at {to}; it would be overwritten.")
     files.write(to, text)

@@ -46,12 +46,10 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
         os.chmod(name, 0o666 & ~_UMASK)  # as open() would have made it
         os.replace(name, path)
     except OSError as error:
-        pathlib.Path(name).unlink(missing_ok=True)
         message = f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
         raise OSError(error.errno, message) from None
-    except BaseException:
+    finally:
         pathlib.Path(name).unlink(missing_ok=True)
-        raise
     _sync(path.parent)
 
 
@@ -104,7 +102,7 @@ def damage(message: str, error: type[ValueError] = ValueError) -> Iterator[None]
 
 @contextlib.contextmanager
 def readable(kind: str, path: pathlib.Path, error: type[ValueError] = ValueError) -> Iterator[None]:
-    """As `damage`, of a file of this kind that must be there: one that is missing, or cannot be opened, is told of too."""
+    """As `damage`, of a file of this kind that must be there: one that cannot be opened is told of as well."""
     damaged = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
     try:
         with damage(damaged, error):

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -22,6 +22,15 @@ LARGEST = 2**63 - 1  # the largest number a store can count to
 _PAGE = 10_000
 Answer = TypeVar("Answer")
 OF_ACCOUNT = "partition", "part", "simulated"  # what a reservation says of its account
+
+
+class OfRun(TypedDict, total=False):
+    """What an entry says of a run, as far as it is of one."""
+
+    run: str
+    stage: str
+    release: int
+    query: str
 
 
 class Entries:
@@ -52,37 +61,16 @@ class Entries:
         return self.store.rows(statement, values)
 
     def append(
-        self,
-        kind: str,
-        population: str,
-        *,
-        run: str = "",
-        stage: str = "",
-        release: int = -1,
-        query: str = "",
-        body: Mapping[str, Any] | None = None,
+        self, kind: str, population: str, body: Mapping[str, Any] | None = None, **about_run: Unpack[OfRun]
     ) -> Entry:
         """To be called within a transaction."""
         count, head = about(self.store)
         last = self.where("id = ?", count)
-        entry = Entry(
-            id=count + 1,
-            at=clock.of_new_entry(self.store, kind, last[0].at if last else ""),
-            kind=kind,
-            who=self._who,
-            population=population,
-            run=run,
-            stage=stage,
-            release=release,
-            query=query,
-            body=json.dumps(body or {}, sort_keys=True),
-            signer=self.signer,
-            signature="",
-            hash="",
-        )
-        digest = entry.hashed(head)
-        signature = keys.signed(self._key, digest) if self._key else ""
-        entry = dataclasses.replace(entry, hash=digest, signature=signature)
+        at = clock.of_new_entry(self.store, kind, last[0].at if last else "")
+        text = json.dumps(body or {}, sort_keys=True)
+        draft = Entry(count + 1, at, kind, self._who, population, body=text, signer=self.signer, **about_run)
+        digest = draft.hashed(head)
+        entry = dataclasses.replace(draft, hash=digest, signature=keys.signed(self._key, digest) if self._key else "")
         marks = ", ".join("?" * len(dataclasses.fields(Entry)))
         self.store.rows(f"insert into entries ({COLUMNS}) values ({marks})", dataclasses.astuple(entry))
         self.store.rows("update about set version = ?, entries = ?, head = ?", (VERSION, entry.id, entry.hash))
