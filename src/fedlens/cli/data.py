@@ -53,11 +53,11 @@ def check(
 @data_app.command("convert")
 def convert(
     source: Annotated[
-        pathlib.Path, Argument(help="A .parquet, idx, LEAF .json, .h5, .jsonl or .sqlite file, or folders of them.")
+        pathlib.Path, Argument(help="A .parquet, idx, LEAF .json, .h5, .jsonl or .sqlite file, or folder.")
     ],
     to: Annotated[pathlib.Path, Argument(help="The population folder to make.")],
     kind: Annotated[
-        str | None, Option(help="parquet, idx, leaf, hdf5, png, jsonl or sqlite; by default from the name.")
+        str | None, Option(help="parquet, idx, leaf, hdf5, png, jsonl or sqlite; else by its name.")
     ] = None,
     text: Annotated[bool, Option("--text", help="The source holds text; jsonl and sqlite always do.")] = False,
     users: Annotated[str | None, Option(help="Column of user ids; idx: the file of writer ids.")] = None,
@@ -86,9 +86,7 @@ Bound = Annotated[int | None, Option(min=1, help="A public upper bound on the us
 Examples = Annotated[int | None, Option(min=1, help="A public upper bound on all examples.")]
 Each = Annotated[int | None, Option(min=1, help="A public upper bound on the examples of a user.")]
 Exact = Annotated[bool | None, Option("--exact/--not-exact", help="The bounds are the numbers themselves, and public.")]
-Allow = Annotated[
-    str | None, Option(help="What recipes may use: simulation, programs, functions; with commas, or none.")
-]
+Allow = Annotated[str | None, Option(help="Recipes may use: simulation, programs, functions; with commas, or none.")]
 Algorithms = Annotated[str | None, Option(help="Those that may be run, with commas. Default: all.")]
 Noise = Annotated[float | None, Option(min=0, help="The least noise multiplier of a release.")]
 Largest = Annotated[float | None, Option(help="The most that one run may cost.")]
@@ -218,9 +216,7 @@ def public(
 @data_app.command("pin")
 def pin(
     ledger: Book = DEFAULT_BOOK,
-    functions: Annotated[
-        bool, Option("--functions", help="Recipes may name functions of one's own: imported here.")
-    ] = False,
+    functions: Annotated[bool, Option("--functions", help="Recipes may name own functions: imported here.")] = False,
     witness: Annotated[str, Option(help="The ledger's witness (fedlens ledger witness): asked for from now on.")] = "",
     machine: Annotated[bool, Option("--machine", help="For all users of this machine, in /etc.")] = False,
     as_json: Json = False,

@@ -41,9 +41,7 @@ def ledger_init(
     neighbours: Annotated[str, Option(help="add/remove or replace-one.")] = "add/remove",
     window: Annotated[float | None, Option(help="Days after which what was spent no longer counts.")] = None,
     review: Annotated[bool, Option("--review/--no-review", help="Runs need an approved request.")] = False,
-    reviewer: Annotated[
-        list[str] | None, Option(help="Public key of one who may approve; repeatable, implies --review.")
-    ] = None,
+    reviewer: Annotated[list[str] | None, Option(help="A reviewer's public key; repeatable, implies --review.")] = None,
     ledger: Book = DEFAULT_BOOK,
     key: Key = None,
     who: Who = None,
@@ -199,16 +197,12 @@ def ledger_close(
 @ledger_app.command("verify")
 def ledger_verify(
     ledger: Book = DEFAULT_BOOK,
-    runs: Annotated[
-        pathlib.Path | None, Option(help="Check the models in these run folders too. Default: beside it.")
-    ] = None,
+    runs: Annotated[pathlib.Path | None, Option(help="Run folders to check as well. Default: those beside it.")] = None,
     head: Annotated[str | None, Option(metavar="NUMBER:HASH", help="A head that was written down elsewhere.")] = None,
     vocabularies: Annotated[
         list[pathlib.Path] | None, Option("--vocabulary", help="A learnt list of words to check as well; repeatable.")
     ] = None,
-    witness: Annotated[
-        str | None, Option(help="The witness that the ledger must have. Default: $FEDLENS_WITNESS.")
-    ] = None,
+    witness: Annotated[str | None, Option(help="The witness the ledger must have. Default: $FEDLENS_WITNESS.")] = None,
     as_json: Json = False,
 ) -> None:
     """Look for entries that were edited, are missing or out of order, and for files that are not the booked ones."""
@@ -239,11 +233,9 @@ def ledger_verify(
 
 @ledger_app.command("witness")
 def ledger_witness(
-    to: Annotated[
-        str | None, Option(help="A file on another disk, or postgresql://…; made if it is not there.")
-    ] = None,
+    to: Annotated[str | None, Option(help="A file on another disk, or postgresql://…; made if not there.")] = None,
     lost: Annotated[
-        bool, Option("--lost", help="The witness it has is lost: do without its word. This is written down.")
+        bool, Option("--lost", help="The witness is lost: do without its word; it is written down.")
     ] = False,
     ledger: Book = DEFAULT_BOOK,
     key: Key = None,

@@ -68,12 +68,8 @@ def demo(
 @runs_app.command()
 @modelers
 def init(
-    task: Annotated[
-        str, Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
-    ] = "T1",
-    data: Annotated[
-        str, Option(help="A registered population; or an .npz or .jsonl file, or a population folder.")
-    ] = "data.npz",
+    task: Annotated[str, Option(help="T1 sanity, T2 misclassified examples, T3 unknown words, T4 weak users.")] = "T1",
+    data: Annotated[str, Option(help="A registered population; .npz, .jsonl or population folder.")] = "data.npz",
     model: Annotated[str, Option(help="T2, T4: the primary model, as a file written by fedlens.")] = "cnn.safetensors",
     vocabulary: Annotated[str, Option("--vocab", help="T3: known words, one a line.")] = "",
     baseline: Annotated[str, Option(help="T3: the folder of an earlier model, to compare with.")] = "",
@@ -101,12 +97,10 @@ def init(
 def plan(
     recipe: RecipeFile,
     sets: Sets = None,
-    ledger: Annotated[
-        str | None, Option(help=f"Whose budget it would draw on. Default: {DEFAULT_BOOK}, if there.")
-    ] = None,
+    ledger: Annotated[str | None, Option(help=f"Whose budget it draws on. Default: {DEFAULT_BOOK}, if there.")] = None,
     target_eps: Annotated[float | None, Option(help="Calibrate the noise to this epsilon instead.")] = None,
     sweep: Annotated[
-        str | None, Option(metavar="A=1,2,B=3,4", help="The cost of every combination of privacy settings.")
+        str | None, Option(metavar="A=1,2,B=3,4", help="The cost of all combinations of settings.")
     ] = None,
     published: Annotated[
         str | None, Option(metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee.")
@@ -232,9 +226,7 @@ def sample(
     beams: Annotated[
         int | None, Option(min=1, max=100_000, help="Text: search for the likeliest instead, with so many beams.")
     ] = None,
-    to: Annotated[
-        pathlib.Path | None, Option(help="Default: samples-<seed> or likeliest .safetensors in the folder.")
-    ] = None,
+    to: Annotated[pathlib.Path | None, Option(help="Default: samples-<seed> or likeliest .safetensors there.")] = None,
     ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:

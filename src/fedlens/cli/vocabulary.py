@@ -43,15 +43,11 @@ def count(
 @vocabulary_app.command("learn")
 @modelers
 def learn(
-    data: Annotated[
-        str, Argument(help="A registered population; or .jsonl(.gz), a folder of it, or a population folder.")
-    ],
+    data: Annotated[str, Argument(help="A registered population, .jsonl(.gz), a folder of it or a population folder.")],
     epsilon: Annotated[float, Option(help="What it may cost.")],
     delta: Annotated[float, Option(help="Well below 1 / population.")],
     population: Annotated[int, Option(min=1, help="A public upper bound on all users.")],
-    users: Annotated[
-        int | None, Option(min=1, help="A public guess at how many there are. Default: --population.")
-    ] = None,
+    users: Annotated[int | None, Option(min=1, help="A public guess at how many there are; else --population.")] = None,
     size: Size = 10_000,
     to: To = pathlib.Path("vocab.txt"),
     longest: Annotated[int, Option(min=1, max=64, help="Bytes of a word; longer ones cannot be found.")] = 16,
@@ -62,9 +58,7 @@ def learn(
     ledger: Book = DEFAULT_BOOK,
     simulate: Simulate = None,
     device: Device = None,
-    request: Annotated[
-        bool, Option("--request", help="Only ask for the leave to do so, where the budget wants a review.")
-    ] = False,
+    request: Annotated[bool, Option("--request", help="Only ask for leave, where the budget wants a review.")] = False,
     why: Why = "",
     as_json: Json = False,
 ) -> None:
