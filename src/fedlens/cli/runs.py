@@ -271,9 +271,8 @@ def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
     book = Ledger(address)
     if seed is None and book.budget(recipe.population) is None:
         size, delta = recipe.privacy.population, recipe.privacy.delta
-        book.set_budget(
-            Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size), why="fedlens demo"
-        )
+        budget = Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size)
+        book.set_budget(budget, why="fedlens demo")
         aside(
             f"population {recipe.population!r} gets a budget of epsilon {DEMO_BUDGET:g} in {address};"
             " for another demonstration take another --out"

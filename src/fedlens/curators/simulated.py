@@ -70,9 +70,7 @@ class SimulatedCurator:
         if account.simulated != randomness.simulated:
             raise ValueError("Expected the account to say whether the randomness is simulated.")
         if (plan.unit == Unit.EXAMPLE) != population.by_examples:
-            raise ValueError(
-                f"Expected data whose units are those of the plan ({plan.unit}): see Population.by_example."
-            )
+            raise ValueError(f"Expected data with the units of the plan ({plan.unit}): see Population.by_example.")
         self._memory = memory if isinstance(memory, Memory) else Memory(memory or {})
         if self._memory and plan.sampling.displaces:
             raise ValueError(

@@ -247,9 +247,7 @@ class Population:
 
     def unit(self, unit: int) -> Tree:
         rows = self._rows_of(unit)
-        return {
-            key: torch.from_numpy(np.require(column[rows], None, ["C", "W"])) for key, column in self.columns.items()
-        }
+        return {key: torch.from_numpy(np.require(held[rows], None, ["C", "W"])) for key, held in self.columns.items()}
 
 
 def _mixed(key: np.uint64, unit: int, count: int) -> np.ndarray:

@@ -60,15 +60,13 @@ class Entries:
         """Of the store, as they are."""
         return self.store.rows(statement, values)
 
-    def append(
-        self, kind: str, population: str, body: Mapping[str, Any] | None = None, **about_run: Unpack[OfRun]
-    ) -> Entry:
+    def append(self, kind: str, population: str, body: Mapping[str, Any] | None = None, **more: Unpack[OfRun]) -> Entry:
         """To be called within a transaction."""
         count, head = about(self.store)
         last = self.where("id = ?", count)
         at = clock.of_new_entry(self.store, kind, last[0].at if last else "")
         text = json.dumps(body or {}, sort_keys=True)
-        draft = Entry(count + 1, at, kind, self._who, population, body=text, signer=self.signer, **about_run)
+        draft = Entry(count + 1, at, kind, self._who, population, body=text, signer=self.signer, **more)
         digest = draft.hashed(head)
         entry = dataclasses.replace(draft, hash=digest, signature=keys.signed(self._key, digest) if self._key else "")
         marks = ", ".join("?" * len(dataclasses.fields(Entry)))

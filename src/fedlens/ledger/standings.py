@@ -79,11 +79,9 @@ def _owed(reserved: Iterable[_Reserved], counts: Counts, closed: Mapping[str, in
             yield dataclasses.replace(whole, plan=owed(whole.plan, releases))
 
 
-def _committed(reserved: Iterable[_Reserved], budgeted: int, first: int, closed: Mapping[str, int]) -> tuple[Owed, ...]:
+def _committed(mine: Iterable[_Reserved], budgeted: int, first: int, closed: Mapping[str, int]) -> tuple[Owed, ...]:
     """What was reserved under the budget before the first release, and not given back before it."""
-    return tuple(
-        whole for entry, whole in reserved if max(entry.id, budgeted) < first < closed.get(entry.run, math.inf)
-    )
+    return tuple(whole for entry, whole in mine if max(entry.id, budgeted) < first < closed.get(entry.run, math.inf))
 
 
 def all_standings(entries: Entries) -> list[Standing]:

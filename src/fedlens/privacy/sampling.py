@@ -138,9 +138,7 @@ class Balanced:
 
     def check(self, units: int, selected: bool) -> None:
         if selected:
-            raise ValueError(
-                "Expected a whole population for a balanced schedule: in a selection slots depend on data."
-            )
+            raise ValueError("Expected whole populations for a balanced schedule: in a selection slots depend on data.")
         _as_declared(units, self.population)
 
     @property

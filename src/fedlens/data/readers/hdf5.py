@@ -95,9 +95,7 @@ def _passages(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterato
             for place, values in _pieces(columns, first):
                 for row, (text, *numbers) in enumerate(zip(*values, strict=True)):
                     where = place.at(row)
-                    yield Passage(
-                        place, [as_text(text, where)], (key, *(as_whole(number, where) for number in numbers))
-                    )
+                    yield Passage(place, [as_text(text, where)], (key, *(as_whole(one, where) for one in numbers)))
             if not len(columns[0]):
                 yield Passage(first, [], (key,))
 
