@@ -215,8 +215,11 @@ class Ledger:
 
         The `text` of the recipe, and the `delta` it speaks of, are for the one who reviews it.
         """
+        (population,) = {item.account.population for item in items}
+        asked = [requests.written(item) for item in items]
+        body = {"name": name, "recipe": recipe, "why": why, "asked": asked, "text": text, "delta": delta}
         with self._watch.booking():
-            return requests.ask(self._entries, name, items, recipe=recipe, why=why, text=text, delta=delta)
+            return self._entries.append("request", population, run=name, body=body).id
 
     def review(self, number: int, *, approved: bool, note: str = "") -> None:
         with self._watch.booking():
@@ -224,7 +227,7 @@ class Ledger:
 
     def requests(self) -> list[dict[str, Any]]:
         """All of them, and what became of each; a `text` that is None was not kept by an older version."""
-        return requests.listed(self._entries)
+        return [requests.described(self._entries, entry) for entry in self._entries.where("kind = 'request'")]
 
     def weighed(self, number: int) -> Weighed:
         """What a request asks for, and what it would do to its population as it stands now."""

@@ -13,16 +13,6 @@ from fedlens.ledger.weighing import Weighed
 from fedlens.privacy import promised
 
 
-def ask(
-    entries: Entries, name: str, items: Sequence[Item], *, recipe: str, why: str, text: str, delta: float | None
-) -> int:
-    """Books a request; gives the number to review it by."""
-    (population,) = {item.account.population for item in items}
-    asked = [_written(item) for item in items]
-    body = {"name": name, "recipe": recipe, "why": why, "asked": asked, "text": text, "delta": delta}
-    return entries.append("request", population, run=name, body=body).id
-
-
 def review(entries: Entries, number: int, *, approved: bool, note: str) -> None:
     request = numbered(entries, number)
     if _verdict(entries, number):
@@ -39,14 +29,10 @@ def numbered(entries: Entries, number: int) -> Entry:
     return request[0]
 
 
-def listed(entries: Entries) -> list[dict[str, Any]]:
-    """All of them, and what became of each; a `text` that is None was not kept by an older version."""
-    return [_described(entries, entry) for entry in entries.where("kind = 'request'")]
-
-
-def _described(entries: Entries, request: Entry) -> dict[str, Any]:
+def described(entries: Entries, request: Entry) -> dict[str, Any]:
+    """A request, and what became of it."""
     said = _said(request)
-    asked = [_written(item) for item in _items_of(request)]
+    asked = [written(item) for item in _items_of(request)]
     own = {"number": request.id, "at": request.at, "who": request.who, "population": request.population}
     return own | said | {"asked": asked, "verdict": _verdict_in_words(entries, request)}
 
@@ -61,7 +47,7 @@ def _said(request: Entry) -> dict[str, Any]:
     return said | {"text": said["text"] or None}
 
 
-def _written(item: Item) -> dict[str, Any]:
+def written(item: Item) -> dict[str, Any]:
     """Without the name of the run, which a request does not know yet."""
     account = item.account
     partition = account.partition.removeprefix(root(account.run))
@@ -88,7 +74,7 @@ def _all_asked(items: Sequence[Item], asked: Sequence[Any]) -> bool:
     """Whether a request asked for all of this, each as often as it is wanted."""
     left = list(asked)
     for item in items:
-        mine = _written(item)
+        mine = written(item)
         # Older requests do not tell the partition.
         same = [one for one in left if isinstance(one, dict) and one == {name: mine.get(name) for name in one} and one]
         if not same:
@@ -104,7 +90,7 @@ def weighed(entries: Entries, number: int) -> Weighed:
     used, budget = bool(_used_by(entries, request)), reviewers.budget(entries, request.population)
     window = budget.window if budget else None
     return Weighed(
-        request=_described(entries, request),
+        request=described(entries, request),
         items=tuple(items),
         budget=budget,
         before=tuple(booked.on_population(entries, request.population, reserved=True, window=window)),
@@ -121,7 +107,7 @@ def _last_approved(entries: Entries, request: Entry) -> dict[str, Any] | None:
     approved = [one for one in requests if _is_approved(_verdict(entries, one.id))]
     alike = [one for one in approved if one.run == request.run]
     last = (alike or approved)[-1:]
-    return _described(entries, last[0]) if last else None
+    return described(entries, last[0]) if last else None
 
 
 def _verdict(entries: Entries, number: int) -> Entry | None:
@@ -177,7 +163,7 @@ def approving(entries: Entries, run: str, population: str, items: Sequence[Item]
 
 def _same_recipe(entries: Entries, request: Entry, items: Sequence[Item], recipe: str, text: str) -> bool:
     """Whether a request asked for this: the recipe, its text where one was kept, and all that is asked for."""
-    same = fact(request, "recipe", str) == recipe and (_described(entries, request)["text"] or text) == text
+    same = fact(request, "recipe", str) == recipe and (described(entries, request)["text"] or text) == text
     return same and _all_asked(items, fact(request, "asked", list))
 
 

@@ -83,7 +83,7 @@ def hdf5_text(
     """TensorFlow Federated's HDF5 of text: a group per user, which holds strings, as Shakespeare's does."""
     check_names(attributes, sentences)
     path = pathlib.Path(source)
-    return gathered(lambda: _passages(path, users, (sentences, *attributes)), path.name, attributes)
+    return gathered([path], lambda path: _passages(path, users, (sentences, *attributes)), path.name, attributes)
 
 
 def _passages(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[Passage]:

@@ -27,8 +27,8 @@ def idx(source: Path, users: Path | None = None, labels: Path | None = None) -> 
     for ids in _rows(paths[2], parts.rows_at_once()):
         keys, held = _unique(ids, paths[2], return_counts=True)
         counts.update(dict(zip(keys, held.tolist(), strict=True)))
-    numbers = parts.numbered(counts, paths[2].name)
-    return Source(parts.lengths(counts, numbers), _idx_parts(paths, numbers))
+    numbers, rows = parts.numbered(counts, paths[2].name)
+    return Source(rows, _idx_parts(paths, numbers))
 
 
 def _idx_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Rows]:

@@ -27,8 +27,8 @@ def leaf(source: Path) -> Source:
     counts: Counter[Any] = Counter()
     for key, held in itertools.chain.from_iterable(map(_leaf_users, paths)):
         counts[key] += len(held["y"])
-    numbers = parts.numbered(counts, pathlib.Path(source).name)
-    return Source(parts.lengths(counts, numbers), _leaf_parts(paths, numbers))
+    numbers, rows = parts.numbered(counts, pathlib.Path(source).name)
+    return Source(rows, _leaf_parts(paths, numbers))
 
 
 def _leaf_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Rows]:
@@ -82,7 +82,7 @@ def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
 def leaf_text(source: Path) -> Source:
     """LEAF's JSON of text: one file or a folder of them, of any size; `x` lists strings, tokens or pieces of tokens."""
     paths = parts.files_of(source, ".json")
-    return gathered(lambda: itertools.chain.from_iterable(map(_passages, paths)), pathlib.Path(source).name)
+    return gathered(paths, _passages, pathlib.Path(source).name, ())
 
 
 def _passages(path: pathlib.Path) -> Iterator[Passage]:

@@ -1,6 +1,5 @@
 """PRIVATE. Parquet: users, labels and images (PNG bytes, as Hugging Face writes them, or lists of numbers), or text."""
 
-import itertools
 import math
 import pathlib
 from collections import Counter
@@ -29,8 +28,8 @@ def parquet(source: Path, users: str = "user", images: str = "image", labels: st
             with parts.whole("parquet", file):
                 keys, codes = _encoded(batch.column(0), place)
             counts.update(dict(zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True)))
-    numbers = parts.numbered(counts, pathlib.Path(source).name)
-    return Source(parts.lengths(counts, numbers), _parquet_parts(paths, numbers, users, images, labels))
+    numbers, rows = parts.numbered(counts, pathlib.Path(source).name)
+    return Source(rows, _parquet_parts(paths, numbers, users, images, labels))
 
 
 def _parquet_parts(
@@ -140,12 +139,8 @@ def parquet_text(source: Path, users: str = "user", sentences: str = "text", att
     with parts.needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401
     check_names(attributes, users, sentences)
-    paths = parts.files_of(source, ".parquet")
-
-    def passages() -> Iterator[Passage]:
-        return itertools.chain.from_iterable(_passages(file, users, sentences, attributes) for file in paths)
-
-    return gathered(passages, pathlib.Path(source).name, attributes)
+    paths, name = parts.files_of(source, ".parquet"), pathlib.Path(source).name
+    return gathered(paths, lambda path: _passages(path, users, sentences, attributes), name, attributes)
 
 
 def _passages(file: pathlib.Path, users: str, sentences: str, attributes: Sequence[str]) -> Iterator[Passage]:

@@ -124,21 +124,21 @@ def below(labels: np.ndarray, classes: int | None, place: Place) -> np.ndarray:
     return labels
 
 
-def numbered(counts: Mapping[Any, int], name: str) -> dict[Any, int]:
-    """Each key's place in sorted order; a user must not become two because its id is text here and a number there."""
+def numbered(counts: Mapping[Any, int], name: str) -> tuple[dict[Any, int], np.ndarray]:
+    """Each key's place in sorted order, and the counts in that order.
+
+    A user must not become two because its id is text here and a number there.
+    """
     if len({type(key) for key in counts}) > 1:
         raise DataError(f"Expected user ids of one type in all of {name}.")
-    return {key: number for number, key in enumerate(sorted(counts))}
+    keys = sorted(counts)
+    return {key: number for number, key in enumerate(keys)}, np.array([counts[key] for key in keys], np.int64)
 
 
 def number_of(numbers: Mapping[Any, int], key: Any, place: Place) -> int:
     if key not in numbers:
         raise DataError(f"Expected {place.file} to stay as it is while it is read; it changed.")
     return numbers[key]
-
-
-def lengths(counts: Mapping[Any, int], numbers: Mapping[Any, int]) -> np.ndarray:
-    return np.array([counts[key] for key in numbers], np.int64)
 
 
 def rows_at_once(row: int = 1) -> int:

@@ -22,7 +22,7 @@ def sqlite(source: Path, sentences: str = "tokens", attributes: Sequence[str] = 
     path = pathlib.Path(source)
     if not path.is_file():
         raise DataError(f"Expected the file {path.name}; it is missing.")
-    return gathered(lambda: _examples(path, sentences, attributes, split), path.name, attributes)
+    return gathered([path], lambda path: _examples(path, sentences, attributes, split), path.name, attributes)
 
 
 def _examples(path: pathlib.Path, sentences: str, attributes: Sequence[str], split: str | None) -> Iterator[Passage]:
