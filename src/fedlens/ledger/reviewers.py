@@ -26,11 +26,6 @@ def budget_entries(entries: Entries, population: str, before: int = LARGEST) -> 
     return entries.where("kind = 'budget' and population = ? and id < ?", population, before)
 
 
-def budgets(entries: Entries) -> list[Budget]:
-    """Of all populations that have one."""
-    return [latest for population in populations(entries) if (latest := budget(entries, population))]
-
-
 def populations(entries: Entries) -> list[str]:
     names = entries.rows("select distinct population from entries where kind <> 'witness' order by population")
     return [str(name) for (name,) in names]
@@ -68,6 +63,7 @@ def must_sign(entries: Entries, population: str, what: str) -> None:
 
 def must_sign_for_all(entries: Entries, what: str) -> None:
     """Refuses a hand that is no reviewer of any population, where some budget has reviewers."""
-    reviewers = {key for known in budgets(entries) for key in known.reviewers}
+    budgets = (budget(entries, population) for population in populations(entries))
+    reviewers = {key for known in budgets if known for key in known.reviewers}
     if reviewers and entries.signer not in reviewers:
         raise NotApprovedError(f"Expected {what} signed by a reviewer of one of the budgets (--key).")

@@ -5,7 +5,6 @@ Whoever has no key can neither compute a print nor test a guess against one.
 
 import dataclasses
 import hashlib
-import heapq
 import hmac
 import pathlib
 from collections.abc import Iterator
@@ -93,22 +92,18 @@ def _sealed(key: bytes, total: int) -> str:
 
 
 class _Sample:
-    """The smallest of different numbers; of the largest population no more than MOST are held."""
+    """The MOST smallest of different numbers; twice as many are held at the most."""
 
     def __init__(self) -> None:
-        self._heap: list[int] = []  # of negative numbers: the largest comes first
-        self._held: set[int] = set()
+        self._held: list[int] = []
 
     def add(self, number: int, telling: bool) -> None:
-        short = (number >> 65 << 1) + telling
-        if short in self._held:
-            return
-        if len(self._heap) < MOST:
-            heapq.heappush(self._heap, -short)
-            self._held.add(short)
-        elif short < -self._heap[0]:
-            self._held.discard(-heapq.heapreplace(self._heap, -short))
-            self._held.add(short)
+        self._held.append((number >> 65 << 1) + telling)
+        if len(self._held) >= 2 * MOST:
+            self._held = self._smallest()
 
     def sorted(self) -> np.ndarray:
-        return np.array(sorted(self._held), np.uint64)
+        return np.array(self._smallest(), np.uint64)
+
+    def _smallest(self) -> list[int]:
+        return sorted({*self._held})[:MOST]
