@@ -7,6 +7,7 @@ A user who holds nothing stays a user.
 """
 
 import inspect
+import json
 import os
 import pathlib
 import re
@@ -17,21 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from fedlens.data.population import DataError, Population
+from fedlens.data.population import VERSION, DataError, Population, give_back_pages
 from fedlens.data.readers.docstrings import docstrings
 from fedlens.data.readers.hdf5 import hdf5, hdf5_text
 from fedlens.data.readers.idx import idx
 from fedlens.data.readers.jsonl import jsonl
 from fedlens.data.readers.leaf import leaf, leaf_text
 from fedlens.data.readers.parquet import parquet, parquet_text
-from fedlens.data.readers.parts import Path, Rows, Source, below
+from fedlens.data.readers.parts import Path, Place, Rows, Source, below
 from fedlens.data.readers.png import png
 from fedlens.data.readers.sentences import checked as checked_text
 from fedlens.data.readers.sqlite import sqlite
-from fedlens.data.readers.writing import filled, write
 
 __all__ = ["KINDS", "TEXT_KINDS", "checked_text", "convert", "convert_text", "detected", "docstrings", "text"]
 
+Column = Callable[[str, np.dtype, tuple[int, ...]], np.ndarray]  # makes one: its name, type and shape
 Readers = dict[str, Callable[..., Source]]
 OF_IMAGES: Readers = {"parquet": parquet, "idx": idx, "leaf": leaf, "hdf5": hdf5, "png": png}
 OF_TEXT: Readers = {"jsonl": jsonl, "parquet": parquet_text, "leaf": leaf_text, "sqlite": sqlite, "hdf5": hdf5_text}
@@ -74,7 +75,7 @@ def convert_text(
 def text(path: Path, *, user: str = "user", text: str = "text", attributes: Sequence[str] = ()) -> Population:
     """JSONL, or a folder of it, in memory: 256 bytes a sentence."""
     opened = _some(jsonl(path, user, text, attributes), path, "sentence")
-    columns = filled(opened, lambda _, dtype, shape: np.empty(shape, dtype))
+    columns = _filled(opened, lambda _, dtype, shape: np.empty(shape, dtype))
     return Population.from_arrays(_stem(path), columns, opened.counts)
 
 
@@ -106,12 +107,65 @@ def _made(source: Source, folder: Path, name: str) -> Population:
     draft = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:
         draft.mkdir(parents=True)
-        write(source, draft, name)
+        _write(source, draft, name)
         draft.rename(folder)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     return Population.open(folder)
+
+
+def _write(source: Source, folder: pathlib.Path, name: str) -> None:
+    """In bounded memory."""
+    columns = _filled(source, lambda key, dtype, shape: _mapped(folder / f"{key}.npy", dtype, shape))
+    for column in columns.values():
+        column.flush()  # type: ignore[attr-defined]
+    offsets = np.concatenate([[0], np.cumsum(source.counts)]).astype(np.int64)
+    np.save(folder / "offsets.npy", offsets, allow_pickle=False)
+    about = {"name": name, "version": VERSION, "columns": sorted(columns)}
+    (folder / "population.json").write_text(json.dumps(about, indent=1))
+    if source.classes is not None:
+        (folder / "classes.json").write_text(json.dumps(source.classes, indent=1), encoding="utf-8")
+
+
+def _filled(source: Source, column: Column) -> dict[str, np.ndarray]:
+    """Columns, made by `column`, with every row beside the others of its user."""
+    columns: dict[str, np.ndarray] = {}
+    ends = np.cumsum(source.counts, dtype=np.int64)
+    free, total = ends - source.counts, int(source.counts.sum())
+    for place, users, values in source.rows:
+        if not len(users):
+            continue
+        columns = columns or {key: column(key, held.dtype, (total, *held.shape[1:])) for key, held in values.items()}
+        rows = _claimed(free, ends, users, place)
+        for key, held in values.items():
+            if held.shape[1:] != columns[key].shape[1:]:
+                raise DataError(f"Expected images of one size; {place.at(0)} has another than those before it.")
+            columns[key][rows] = held
+            give_back_pages(columns[key])
+    if not np.array_equal(free, ends):
+        raise DataError("Expected the source to stay as it is while it is read; rows went missing.")
+    return columns
+
+
+def _claimed(free: np.ndarray, ends: np.ndarray, users: np.ndarray, place: Place) -> np.ndarray:
+    """The next free rows of each user; `free` moves on."""
+    order = np.argsort(users, kind="stable")
+    units, first, held = np.unique(users[order], return_index=True, return_counts=True)
+    if (free[units] + held > ends[units]).any():
+        raise DataError(f"Expected {place.file} to stay as it is while it is read; it changed.")
+    rows = np.empty(len(users), np.int64)
+    rows[order] = np.repeat(free[units] - first, held) + np.arange(len(users))
+    free[units] += held
+    return rows
+
+
+def _mapped(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.memmap:
+    column = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    if hasattr(os, "posix_fallocate"):  # a full disk is an error now, not a signal that kills in the middle
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+    return column
 
 
 def _stem(source: Path) -> str:
