@@ -95,11 +95,8 @@ class FedAvgGan(ManyReleases):
     def _advanced(self, state: Tree, mean: Tree, rng: torch.Generator) -> Tree:
         """The server's part of a round."""
         state = self._critic_step(state, mean)
-        return self._generator_trained(state, self._fresh_latents(rng, state)) | {"round": state["round"] + 1}
-
-    def _fresh_latents(self, rng: torch.Generator, state: Tree) -> torch.Tensor:
-        latents = self.gan.latents(self.generator_steps, self.generator_batch, rng=rng)
-        return latents.to(state["round"].device)
+        latents = self.gan.latents(self.generator_steps, self.generator_batch, rng=rng).to(state["round"].device)
+        return self._generator_trained(state, latents) | {"round": state["round"] + 1}
 
     def message(self, state: Tree, rng: torch.Generator) -> Tree:
         """What travels to the users: the critic, fakes to hold against their examples, and the clip if it adapts."""

@@ -38,12 +38,12 @@ for a curator that adds no noise:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.core.trees import Tree
-from fedlens.curators.protocol import Contribute, Curator
+from fedlens.curators.protocol import Contribute, Curator, Curators
 from fedlens.privacy import Promise
 
 Answered = Callable[[Tree], Tree]  # the noisy mean of a round -> the next state
@@ -145,3 +145,16 @@ class OneRelease(Forgetful, Unseeded):
         if curator.remaining and not state["round"]:
             message, answered = self.round(state)
             yield answered(curator.noisy_mean(self.contribute, message))
+
+
+def run_together(members: Sequence[Algorithm], curators: Curators, states: Sequence[Tree]) -> Iterator[list[Tree]]:
+    """Several models that differ by their seed and their data, side by side: what `run` does, for each of them."""
+    kinds = {member.seedless for member in members}
+    if len(kinds) > 1:
+        raise ValueError("Expected members that differ by their seed only.")
+    contribute, states = kinds.pop().contribute, list(states)
+    while curators.remaining:
+        rounds = [member.round(state) for member, state in zip(members, states, strict=True)]
+        means = curators.noisy_means(contribute, [message for message, _ in rounds])
+        states = [answered(mean) for (_, answered), mean in zip(rounds, means, strict=True)]
+        yield states

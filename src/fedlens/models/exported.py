@@ -18,18 +18,9 @@ from fedlens.models.archives import Members
 from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
 
 _SCHEMA = 8  # of torch 2.11 to 2.13
-_DTYPES = {
-    1: torch.uint8,
-    2: torch.int8,
-    3: torch.int16,
-    4: torch.int32,
-    5: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    12: torch.bool,
-    13: torch.bfloat16,
-}
+_WHOLE, _FLOATING = ("uint8", "int8", "int16", "int32", "int64"), ("float16", "float32", "float64")
+_DTYPES = {number: getattr(torch, name) for number, name in enumerate([*_WHOLE, *_FLOATING], 1)}
+_DTYPES |= {12: torch.bool, 13: torch.bfloat16}
 _FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
 _STRIDED = 7
 _SIZES: dict[str, Callable[..., Any]] = {

@@ -84,14 +84,9 @@ PURE = MAKES | SHOWS | WRITES | SHAPES | READS
 
 # The argument that must be fixed, and to what: in training these draw at random, or change what they keep.
 EVALUATION: dict[str, tuple[str, Any]] = {
-    "alpha_dropout": ("train", False),
-    "alpha_dropout_": ("train", False),
+    **dict.fromkeys(("alpha_dropout", "alpha_dropout_", "dropout", "dropout_"), ("train", False)),
+    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout", "feature_dropout_"), ("train", False)),
     "batch_norm": ("training", False),
-    "dropout": ("train", False),
-    "dropout_": ("train", False),
-    "feature_alpha_dropout": ("train", False),
-    "feature_dropout": ("train", False),
-    "feature_dropout_": ("train", False),
     "scaled_dot_product_attention": ("dropout_p", 0.0),
 }
 

@@ -40,7 +40,6 @@ class Forecast:
     alone: Guarantee
     joint: Guarantee
     readings: dict[str, float]
-    noise_to_signal: float
     seconds: float
     standing: Standing | None  # of the population, before the run
     after: Guarantee | None
@@ -60,7 +59,7 @@ class Forecast:
             "thresholds": thresholds.to_dict() if thresholds else None,
             "count": count.to_dict(),
             "train": train.to_dict(),
-            "noise_to_signal": self.noise_to_signal,
+            "noise_to_signal": self.recipe.noise_to_signal,
             "error_ratio": self.recipe.error_ratio,
             "expected_seconds": round(self.seconds, 1),
             "warnings": list(self.recipe.warnings),
@@ -85,8 +84,8 @@ class Forecast:
             f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
             *([_learning(thresholds)] if thresholds else []),
             *([_correlation(train, self.recipe.error_ratio)] if isinstance(train, MatrixPlan) else []),
-            f"noise to signal in one round: {self.noise_to_signal:.2f} (norm of the noise over the largest possible"
-            " mean update)",
+            f"noise to signal in one round: {self.recipe.noise_to_signal:.2f} (norm of the noise over the largest"
+            " possible mean update)",
             f"expected time on this machine: {duration(self.seconds)}, plus the reading of the data",
             *(f"warning: {warning}" for warning in self.recipe.warnings),
             *self._ledger_lines(),
@@ -122,7 +121,6 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         alone=recipe.guarantee(spendings[:1] + recipe.learning()),
         joint=recipe.guarantee(spendings),
         readings=readings(suffered([*spendings, *_released(recipe)], recipe.population), recipe.privacy.delta),
-        noise_to_signal=recipe.noise_to_signal,
         seconds=expected_seconds(recipe),
         standing=standing,
         after=guarantee([*before, *spendings], delta) if standing else None,

@@ -10,7 +10,7 @@ from pydantic import NonNegativeInt
 from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import trees
 from fedlens.core.trees import Tree
-from fedlens.media.images import contrast, pictures, templates
+from fedlens.media.images import contrast, pictures
 from fedlens.media.images.defaults import settled
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.samples import Model, Samples
@@ -66,8 +66,12 @@ class Images(Medium):
             return []
         return [f"its images are of side {registered}, and the recipe says side = {side(recipe)}"]
 
-    def template(self, task: str, data: str, **given: Any) -> Template:
-        return templates.pieces(task, data, **given)
+    def template(self, task: str, data: str, *, model: str = "cnn.safetensors", **given: Any) -> Template:
+        if given.get("vocabulary") or given.get("baseline"):
+            raise ValueError("Expected --vocab and --baseline with --task T3 only.")
+        source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
+        side, primary = given["facts"].get("side", 28), model if task != "T1" else ""
+        return Template.beside(__package__, source, side=side, primary=primary)
 
     # What is trained
 

@@ -18,6 +18,11 @@ from fedlens.models.words import Vocabulary
 from fedlens.recipes.tables import Path, Settings, Table, changed
 
 
+def _tokenizer(kind: str) -> str:
+    words.tokenizer(kind)  # or it says which there are
+    return kind
+
+
 class Text(Table):
     """A language model in place of a GAN: of words outside a vocabulary, letter by letter, or of whole sentences."""
 
@@ -25,7 +30,7 @@ class Text(Table):
     vocabulary: Path | None = None  # a public list or a charged release, one word a line
     public: Path | None = None  # or sentences anybody may see (.txt, .jsonl), whose most frequent words are known
     vocabulary_size: PositiveInt = 10_000  # of those; docstrings bring a public text of their own
-    tokenizer: str = "plain"
+    tokenizer: Annotated[str, pydantic.AfterValidator(_tokenizer)] = "plain"
     # Bytes of a word, or words of a sentence; longer ones are cut, and no sentence is held with more bytes.
     width: Annotated[PositiveInt, Field(le=words.SENTENCE_BYTES)] = 16
     size: Literal["paper", "small"] = "small"
@@ -37,12 +42,6 @@ class Text(Table):
     warm_steps: NonNegativeInt = 300  # on the vocabulary's spellings, or on public sentences, before anything private
     baseline: Path | None = None  # the folder of an earlier model, to compare with
     samples: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
-
-    @pydantic.field_validator("tokenizer")
-    @classmethod
-    def _known(cls, kind: str) -> str:
-        words.tokenizer(kind)  # or it says which there are
-        return kind
 
     @property
     def counts(self) -> bool:
