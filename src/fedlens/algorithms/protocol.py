@@ -18,9 +18,6 @@ for a curator that adds no noise:
 ...     def start(self) -> Tree:
 ...         return {"mean": torch.zeros(()), "round": torch.tensor(0)}
 ...
-...     def round(self, state: Tree) -> tuple[Tree, Answered]:
-...         return {}, lambda answer: answer | {"round": state["round"] + 1}
-...
 ...     def result(self, state: Tree) -> float:
 ...         return round(float(state["mean"]), 3)
 
@@ -42,6 +39,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 from fedlens.algorithms.clipping import AdaptiveClip
+from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute, Curator, Curators
 from fedlens.privacy import Promise
@@ -138,7 +136,14 @@ class ManyReleases(Forgetful):
 
 
 class OneRelease(Forgetful, Unseeded):
-    """Asks one question, and is done."""
+    """Asks one question, and is done: its state is the answer."""
+
+    def message(self) -> Tree:
+        """What travels to the units."""
+        return {}
+
+    def round(self, state: Tree) -> tuple[Tree, Answered]:
+        return self.message(), lambda answer: trees.moved(answer, "cpu") | {"round": state["round"] + 1}
 
     def run(self: Algorithm, curator: Curator, state: Tree) -> Iterator[Tree]:
         """One release, and the state after it."""

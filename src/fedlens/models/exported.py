@@ -15,7 +15,7 @@ import torch
 from fedlens.core import files
 from fedlens.models import operations
 from fedlens.models.archives import Members
-from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
+from fedlens.models.operations import IMAGES, KEPT, Argument, Facts
 
 _SCHEMA = 8  # of torch 2.11 to 2.13
 _WHOLE, _FLOATING = ("uint8", "int8", "int16", "int32", "int64"), ("float16", "float32", "float64")
@@ -202,8 +202,7 @@ def _checked(
             handed[key] = Argument(name=key, facts=None, value=parameter.default_value)
     plain = any("as_tensor" not in output and "as_tensors" not in output for output in node["outputs"])
     ordered = [handed[key] for key in parameters if key in handed]
-    facts = Call(operation=operation, shown=target, arguments=ordered, plain=plain).facts(name)
-    return called, reads, facts
+    return called, reads, operations.answered(name, operation, target, ordered, plain)
 
 
 def _argument(

@@ -18,7 +18,7 @@ import torch
 
 from fedlens.models import archives, operations
 from fedlens.models.archives import Members
-from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
+from fedlens.models.operations import IMAGES, KEPT, Argument, Facts
 
 _jit: Any = torch.jit  # it does not declare all that it exports
 _NEEDED = re.compile(r"data\.pkl|constants\.pkl|data/\d+|constants/\d+|code/[\w/]+\.py|(\.data/)?version|byteorder")
@@ -189,7 +189,7 @@ def _answers(node: Any, known: Known, name: str) -> list[Facts | None]:
 def _called(operation: str, kind: str, arguments: list[Argument], plain: bool, name: str) -> Facts:
     space = kind.partition("::")[0]
     if (space == "aten" and operation in operations.PURE) or operation in operations.SHAPES:
-        return Call(operation=operation, shown=kind, arguments=arguments, plain=plain).facts(name)
+        return operations.answered(name, operation, kind, arguments, plain)
     held = [argument.facts for argument in arguments if argument.facts]
     clean = all(facts.clean for facts in held)
     if operation == "RaiseException":  # what is raised is dropped

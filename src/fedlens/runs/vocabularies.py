@@ -199,7 +199,10 @@ def learned(
     book.reserve([item], recipe=asked.digest, why=why, text=asked.text, new=True)
     try:
         made = _released(asked, sentences, run, book, randomness, device)
-        made = dataclasses.replace(made, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
+        # So that its price can be computed again, alone and jointly with models.
+        facts = provenance(asked.spending(run, randomness.simulated), asked.delta)
+        facts |= {"settings": asked.settings, "ledger_head": book.pin()}
+        made = dataclasses.replace(made, facts=facts)
         made.save(to)
         book.close(run, made.digest, words=made.marks)
     except BaseException:
@@ -256,11 +259,6 @@ def _released(asked: Learning, source: Data, run: str, book: Ledger, randomness:
             " releases are spent. Take a larger epsilon, more users or public text (fedlens vocabulary count)."
         )
     return dataclasses.replace(learnt, words=learnt.words[: asked.size])
-
-
-def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
-    """What stands beside the list, so that its price can be computed again, alone and jointly with models."""
-    return provenance(spending, asked.delta) | {"settings": asked.settings, "ledger_head": book.pin()}
 
 
 def _rows(asked: Learning, source: Data) -> Population:

@@ -154,14 +154,8 @@ def _tests(left: torch.Tensor, right: torch.Tensor) -> dict[str, TwoSample]:
 
 
 def _test_rows(tests: Mapping[str, TwoSample]) -> list[TableRow]:
-    return [
-        {
-            "name": name,
-            "left": round(test.statistic, DIGITS),
-            "note": f"{TESTS[name]}; permutation p-value {test.p_value:.3f}",
-        }
-        for name, test in tests.items()
-    ]
+    notes = {name: f"{TESTS[name]}; permutation p-value {test.p_value:.3f}" for name, test in tests.items()}
+    return [_number(name, notes[name], [test.statistic]) for name, test in tests.items()]
 
 
 def _charts(images: Sequence[torch.Tensor], primary: Primary | None) -> tuple[Chart, ...]:
