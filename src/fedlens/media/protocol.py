@@ -163,9 +163,9 @@ class Medium(abc.ABC):
         kinds = {key: (kind, *typing.get_args(kind)) for key, (kind, _) in self.tables.items()}
         return [key for key, arms in kinds.items() if any(isinstance(a, type) and issubclass(a, Table) for a in arms)]
 
-    @abc.abstractmethod
     def claims(self, recipe: Settings) -> bool:
         """Whether it is about this medium: its own keys say so."""
+        return any(getattr(recipe, key) != default for key, (_, default) in self.tables.items())
 
     @abc.abstractmethod
     def problems(self, recipe: Settings) -> list[str]:

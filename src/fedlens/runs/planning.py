@@ -245,15 +245,9 @@ def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
         point = dict(zip(named, values, strict=True))
         variant = recipe.changed([f"privacy.{name}={value}" for name, value in point.items()])
         train = variant.plans[TRAIN]
-        cost = variant.guarantee(variant.spendings())
-        cells.append(
-            {name: _number(value) for name, value in point.items()}
-            | {
-                "epsilon": cost.to_dict()["epsilon"],
-                "noise_multiplier": train.noise_multiplier,
-                "noise_to_signal": variant.noise_to_signal,
-            }
-        )
+        cost = {"epsilon": variant.guarantee(variant.spendings()).to_dict()["epsilon"]}
+        noise = {"noise_multiplier": train.noise_multiplier, "noise_to_signal": variant.noise_to_signal}
+        cells.append({name: _number(value) for name, value in point.items()} | cost | noise)
     return cells
 
 
@@ -308,11 +302,8 @@ def _runs_left(recipe: Recipe, state: Allowance) -> float:
 
 def _rounds_left(recipe: Recipe, train: Plan, state: Allowance) -> int:
     """How many rounds like these would still fit, over as many runs as they need."""
-
-    def fits(rounds: int) -> bool:
-        return _fits(recipe, dataclasses.replace(train, releases=rounds), state)
-
-    return _last(fits, 100 * train.releases)
+    most = 100 * train.releases
+    return _last(lambda rounds: _fits(recipe, dataclasses.replace(train, releases=rounds), state), most)
 
 
 def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
@@ -321,8 +312,7 @@ def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
     if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, state))):
         fewer = dataclasses.replace(train, releases=rounds)
         candidates.append((f"{rounds} rounds instead of {train.releases}, same noise", fewer, [f"rounds={rounds}"]))
-    percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100)
-    if percent:
+    if percent := _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100):
         noisier = _noisier(train, 100 / percent)
         text = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
         candidates.append((f"{text}, same rounds", noisier, []))
@@ -339,12 +329,9 @@ def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
 def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alternative:
     """Says the noise as the recipe does: by the epsilon it is calibrated to (rounded down), or by itself."""
     cost = guarantee(recipe.spendings(train=train), recipe.privacy.delta).epsilon
-    by_epsilon = recipe.privacy.epsilon is not None
-    noise = (
-        f"epsilon={math.floor(cost * 1000) / 1000:g}"
-        if by_epsilon
-        else f"noise_multiplier={train.noise_multiplier:.6g}"
-    )
+    noise = f"noise_multiplier={train.noise_multiplier:.6g}"
+    if recipe.privacy.epsilon is not None:
+        noise = f"epsilon={math.floor(cost * 1000) / 1000:g}"
     text = f"{text} (epsilon {rounded(cost)})"
     return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
 

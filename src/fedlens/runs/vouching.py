@@ -110,18 +110,15 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
     if address is None and not usual:
         return Vouched(unverified=UNVERIFIED, statement=f"{UNVERIFIED}: there is none")
     book = book_at(address or str(usual[0]))
-    models = [_opened(folder) for folder in folders]
-    missing = [doubt for model, digest in models if (doubt := unconfirmed(book, model, digest))]
+    files_of = [folder / "model.safetensors" for folder in folders]
+    models = [opening.opened(path) for path in files_of]
+    doubts = [unconfirmed(book, model, files.sha256(path)) for model, path in zip(models, files_of, strict=True)]
+    missing = list(filter(None, doubts))
     number, digest = book.head()
     if missing or not folders:
         return Vouched(unverified=UNVERIFIED, statement="; ".join([UNVERIFIED, *missing]))
     statement = f"confirmed by the ledger at {address or usual[0]}, head {number}:{digest}"
-    return Vouched(unverified="", statement=statement, spent=_spent(book, [model for model, _ in models]))
-
-
-def _opened(folder: pathlib.Path) -> tuple[Trained, str]:
-    path = folder / "model.safetensors"
-    return opening.opened(path), files.sha256(path)
+    return Vouched(unverified="", statement=statement, spent=_spent(book, models))
 
 
 def _spent(book: Ledger, models: Sequence[Trained]) -> tuple[Spending, ...]:

@@ -11,10 +11,9 @@ from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.media.images import contrast, pictures
-from fedlens.media.images.defaults import settled
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.samples import Model, Samples
-from fedlens.media.images.settings import Networks, gan, networks, side
+from fedlens.media.images.settings import Networks, gan, networks, settled, side
 from fedlens.media.protocol import Medium, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
@@ -38,9 +37,6 @@ class Images(Medium):
     judged = True
 
     # A recipe
-
-    def claims(self, recipe: Settings) -> bool:
-        return side(recipe) > 0
 
     def problems(self, recipe: Settings) -> list[str]:
         problems = [] if side(recipe) > 0 else ["give side, of images, or the table of another medium, such as [text]"]

@@ -16,10 +16,9 @@ from fedlens.ledger import Ledger, Spending
 from fedlens.media.protocol import Medium, Rule, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.media.text import contrast, wordings
-from fedlens.media.text.defaults import NGRAM_NOISE_TO_SIGNAL, settled
 from fedlens.media.text.faults import FAULTS
 from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel, Texts
-from fedlens.media.text.settings import Text, text
+from fedlens.media.text.settings import NGRAM_NOISE_TO_SIGNAL, Text, settled, text
 from fedlens.models import words
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS
@@ -50,9 +49,6 @@ class TextMedium(Medium):
     tasks = ("T1", "T3")
 
     # A recipe
-
-    def claims(self, recipe: Settings) -> bool:
-        return getattr(recipe, "text", None) is not None
 
     def problems(self, recipe: Settings) -> list[str]:
         return _problems(recipe)
