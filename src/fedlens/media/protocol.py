@@ -49,13 +49,13 @@ class Priced(abc.ABC):
     def guarantee(self) -> Guarantee:
         return guarantee([self.spending], self.delta)
 
-    def header(self) -> dict[str, Any]:
+    def _header(self) -> dict[str, Any]:
         """The guarantee can be recomputed from the spending."""
         about = {name: getattr(self, name) for name in self.readers}
         return about | {"spending": self.spending.to_dict(), "guarantee": self.guarantee.to_dict()}
 
     @classmethod
-    def stated(cls, about: Mapping[str, Any]) -> dict[str, Any]:
+    def _stated(cls, about: Mapping[str, Any]) -> dict[str, Any]:
         return {name: read(about.get(name)) for name, read in cls.readers.items()}
 
     @abc.abstractmethod
@@ -69,8 +69,8 @@ class Samples(Priced):
     readers: ClassVar[Readers] = {**Priced.readers, "round": lambda value: None if value is None else as_number(value)}
     round: int | None = None  # after which the model drew them
 
-    def header(self) -> dict[str, Any]:
-        return super().header() | {"synthetic": True}
+    def _header(self) -> dict[str, Any]:
+        return super()._header() | {"synthetic": True}
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
@@ -93,12 +93,12 @@ class Trained(Priced):
     @abc.abstractmethod
     def sampled(self, count: int, seed: int) -> Samples: ...
 
-    def of_samples(self) -> dict[str, Any]:
+    def _of_samples(self) -> dict[str, Any]:
         """What its samples are told with."""
         return {"label": self.label, "spending": self.spending, "delta": self.delta, "round": self.rounds}
 
     @classmethod
-    def check_header(cls, about: Mapping[str, Any], path: pathlib.Path, more: Iterable[str] = ()) -> None:
+    def _check_header(cls, about: Mapping[str, Any], path: pathlib.Path, more: Iterable[str] = ()) -> None:
         if missing := {*cls.readers, *more} - about.keys():
             raise ValueError(
                 f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."

@@ -25,7 +25,7 @@ class Samples(protocol.Samples):
 
     def save(self, path: pathlib.Path) -> None:
         tree = {"images": self.images} | ({} if self.classes is None else {"classes": self.classes})
-        tensorfiles.write(path, tree, self.header())
+        tensorfiles.write(path, tree, self._header())
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Samples":
@@ -34,12 +34,12 @@ class Samples(protocol.Samples):
             raise ValueError(f"Expected samples with their guarantee in {path.name}.")
         with damage_of(path):
             _check_images(tree["images"], tree.get("classes"))
-            return cls(images=tree["images"], classes=tree.get("classes"), **cls.stated(about))
+            return cls(images=tree["images"], classes=tree.get("classes"), **cls._stated(about))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model(protocol.Trained):
-    """A trained generator."""
+    """A trained generator with its guarantee: the content of model.safetensors."""
 
     medium: ClassVar[str] = "images"
     gan: Gan
@@ -47,17 +47,17 @@ class Model(protocol.Trained):
 
     def sampled(self, count: int, seed: int) -> Samples:
         images, classes = self.gan.drawn(self.generator, count, seed)
-        return Samples(images=images, classes=classes, **self.of_samples())
+        return Samples(images=images, classes=classes, **self._of_samples())
 
     def save(self, path: pathlib.Path) -> None:
-        tensorfiles.write(path, self.generator, self.header() | {"gan": dataclasses.asdict(self.gan)})
+        tensorfiles.write(path, self.generator, self._header() | {"gan": dataclasses.asdict(self.gan)})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Model":
         generator, about = tensorfiles.read(path)
-        cls.check_header(about, path, ["gan"])
+        cls._check_header(about, path, ["gan"])
         with damage_of(path):
-            opened = cls(gan=gan_from(about["gan"]), generator=generator, **cls.stated(about))
+            opened = cls(gan=gan_from(about["gan"]), generator=generator, **cls._stated(about))
         check_fits(opened.gan.generator, generator, path)
         return opened
 

@@ -63,8 +63,8 @@ class _OfWords(Priced):
     def guarantee(self) -> Guarantee:
         return jointly([self])
 
-    def header(self) -> dict[str, Any]:
-        return super().header() | {"earlier": [spending.to_dict() for spending in self.earlier]}
+    def _header(self) -> dict[str, Any]:
+        return super()._header() | {"earlier": [spending.to_dict() for spending in self.earlier]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,7 @@ class Texts(_OfWords, Samples):
 
     def save(self, path: pathlib.Path) -> None:
         tree = {"sequences": self.sequences, "log_probability": self.log_probability}
-        tensorfiles.write(path, tree, self.header() | {"kind": self.kind})
+        tensorfiles.write(path, tree, self._header() | {"kind": self.kind})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Texts":
@@ -118,7 +118,7 @@ class Texts(_OfWords, Samples):
             raise ValueError(f"Expected texts with their guarantee in {path.name}.")
         with damage_of(path):
             rows, likely = tree["sequences"], tree["log_probability"]
-            return cls(kind=about["kind"], sequences=rows, log_probability=likely, **cls.stated(about))
+            return cls(kind=about["kind"], sequences=rows, log_probability=likely, **cls._stated(about))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,13 +130,13 @@ class _Writer(_OfWords, Trained):
 
     def _written(self, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
         """What it wrote, under its own guarantee."""
-        words = {name: getattr(self, name) for name in self.of_words} | self.of_samples()
+        words = {name: getattr(self, name) for name in self.of_words} | self._of_samples()
         return Texts(kind=kind, sequences=sequences, log_probability=log_probability, **words)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextModel(_Writer):
-    """A trained language model."""
+    """A trained language model with its guarantee: the content of model.safetensors."""
 
     kind: str
     model: LanguageModel
@@ -162,15 +162,15 @@ class TextModel(_Writer):
 
     def save(self, path: pathlib.Path) -> None:
         about = {"kind": self.kind, "model": dataclasses.asdict(self.model)}
-        tensorfiles.write(path, self.parameters, self.header() | about)
+        tensorfiles.write(path, self.parameters, self._header() | about)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "TextModel":
         parameters, about = tensorfiles.read(path)
-        cls.check_header(about, path, ["kind", "model"])
+        cls._check_header(about, path, ["kind", "model"])
         with damage_of(path):
             network = LanguageModel(**about["model"])
-            opened = cls(kind=about["kind"], model=network, parameters=parameters, **cls.stated(about))
+            opened = cls(kind=about["kind"], model=network, parameters=parameters, **cls._stated(about))
             if network.symbols != _symbols(opened.kind, opened.vocabulary):
                 raise ValueError
         check_fits(network, parameters, path)
@@ -179,7 +179,7 @@ class TextModel(_Writer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NgramModel(_Writer):
-    """A Markov model of unknown words, from one release of counts (0 rounds where it was lost): no network was trained.
+    """A Markov model of unknown words with its guarantee, from one release of counts: no network was trained.
 
     Its alphabet is small: what it writes has 0 for every digit, A for every capital, and one sign beyond ASCII.
     """
@@ -191,14 +191,14 @@ class NgramModel(_Writer):
         return self._written("spelling", sequences, self.model.scored(sequences).float())
 
     def save(self, path: pathlib.Path) -> None:
-        tensorfiles.write(path, {"table": self.model.table}, self.header() | {"kind": NGRAMS})
+        tensorfiles.write(path, {"table": self.model.table}, self._header() | {"kind": NGRAMS})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "NgramModel":
         tree, about = tensorfiles.read(path)
-        cls.check_header(about, path)
+        cls._check_header(about, path)
         with damage_of(path):
-            header = cls.stated(about)
+            header = cls._stated(about)
         with files.damage(f"Expected a table of probabilities in {path.name}; it is missing or damaged."):
             return cls(model=Markov(table=tree["table"]), **header)
 
