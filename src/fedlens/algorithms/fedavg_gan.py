@@ -128,11 +128,6 @@ class FedAvgGan(ManyReleases):
         parts = trees.part(state, "generator"), trees.part(state, "generator_slots"), trees.part(state, "critic")
         return state | _generator_steps(self.seedless)(*parts, {"latents": latents})
 
-    def _generator_step(self, params: Tree, slots: Tree, critic: Tree, latents: torch.Tensor) -> tuple[Tree, Tree]:
-        slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)
-        slope = trees.add(slope, params, self.decay) if self.decay else slope
-        return self.generator(params, slope, slots)
-
 
 @functools.lru_cache(maxsize=4)
 def _generator_steps(algorithm: FedAvgGan) -> Replayed:
@@ -140,7 +135,9 @@ def _generator_steps(algorithm: FedAvgGan) -> Replayed:
 
     def steps(params: Tree, slots: Tree, critic: Tree, given: Tree) -> Tree:
         for latents in given["latents"]:
-            params, slots = algorithm._generator_step(params, slots, critic, latents)
+            slope = torch.func.grad(algorithm.gan.generator_loss)(params, critic, latents)
+            slope = trees.add(slope, params, algorithm.decay) if algorithm.decay else slope
+            params, slots = algorithm.generator(params, slope, slots)
         return trees.joined(generator=params, generator_slots=slots)
 
     return Replayed(steps)

@@ -7,7 +7,7 @@ it. So both are read here: operations must be known to compute only (`operations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -216,25 +216,26 @@ def _argument(
         facts = [known[part] for part in parts if part is not None]
         if any(fact is None for fact in facts):
             raise operations.refused(name, target)
-
-        def tensors(values: Values) -> Any:
-            held = [None if part is None else values[part] for part in parts]
-            return held if listed else held[0]
-
-        return tensors, operations.merged([fact for fact in facts if fact]) if facts else None, listed, operations.UNSET
+        together = operations.merged([fact for fact in facts if fact]) if facts else None
+        return _reader(parts, listed), together, listed, operations.UNSET
     if what in ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints"):
         sizes = [_size(part) for part in (about if what == "as_sym_ints" else [about])]
         for size in sizes:
             if isinstance(size, str) and known[size] is not None:
                 raise operations.refused(name, target)
-
-        def numbers(values: Values) -> Any:
-            held = [values[size] if isinstance(size, str) else size for size in sizes]
-            return held if what == "as_sym_ints" else held[0]
-
-        return numbers, None, False, operations.UNSET
+        return _reader(sizes, what == "as_sym_ints"), None, False, operations.UNSET
     fixed = _fixed(what, about, name, target)
     return lambda values: fixed, None, False, fixed
+
+
+def _reader(parts: Sequence[Any], listed: bool) -> Read:
+    """Reads values by their names; what has none is itself."""
+
+    def read(values: Values) -> Any:
+        held = [values[part] if isinstance(part, str) else part for part in parts]
+        return held if listed else held[0]
+
+    return read
 
 
 def _tensor_name(part: Mapping[str, Any]) -> str | None:

@@ -146,6 +146,7 @@ def _check_known(node: Any, name: str) -> None:
 
 
 Known = dict[str, Facts | None]
+_HELD = {"prim::Constant": KEPT, "prim::GetAttr": KEPT, "prim::Uninitialized": operations.NEVER}
 
 
 def _check_block(block: Any, known: Known, name: str) -> list[Facts | None]:
@@ -162,11 +163,8 @@ def _answers(node: Any, known: Known, name: str) -> list[Facts | None]:
     held = [known[value.debugName()] for value in node.inputs()]
     if kind == "prim::Constant":
         _check_device(node, name)
-        return [_unless_scalar(value, KEPT) for value in outputs]
-    if kind == "prim::GetAttr":
-        return [_unless_scalar(value, KEPT) for value in outputs]
-    if kind == "prim::Uninitialized":
-        return [_unless_scalar(value, operations.NEVER) for value in outputs]
+    if kind in _HELD:
+        return [_unless_scalar(value, _HELD[kind]) for value in outputs]
     if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
         clean = all(facts.clean for facts in held if facts) and (bool(held) or not _holds_tensors(outputs[0].type()))
         return [Facts(fresh=True, clean=clean)]

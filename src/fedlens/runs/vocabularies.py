@@ -265,17 +265,13 @@ def _rows(asked: Learning, source: Data) -> Population:
     """PRIVATE. The different tokens of every user, spelled; one user after the other."""
     sentences = reading.opened(source)
     split, width = words.tokenizer(asked.tokenizer), asked.longest + 2
-    rows, counts = [_blank(width)], []
+    rows, counts = [words.spelled("", width)[None][:0]], []
     for start, count in zip(sentences.starts, sentences.counts, strict=True):
         spoken = said(np.asarray(sentences.columns["text"][start : start + count]), split)
         different = dict.fromkeys(token for tokens in spoken for token in tokens if token)
         rows += [words.spelled(token, width)[None] for token in different]
         counts.append(len(different))
     return Population.from_arrays(asked.name, {"x": np.concatenate(rows)}, np.array(counts, np.int64))
-
-
-def _blank(width: int) -> np.ndarray:
-    return np.zeros((0, width), words.spelled("", width).dtype)
 
 
 def _check_new(to: pathlib.Path) -> None:

@@ -10,6 +10,17 @@ from fedlens.media.protocol import Values
 from fedlens.models.gan import Gan
 from fedlens.recipes.tables import Settings, Table, changed
 
+ROUNDS, GENERATOR_STEPS = (8, 105), (1, 20)
+CRITICS = ([24, 48], [16, 32], [8, 16])
+NOISE_TO_SIGNAL = 10.0
+TRAINING = {
+    "batch": 32,
+    "local_steps": 2,
+    "local_rate": 5e-3,
+    "generator_batch": 128,
+    "generator": {"kind": "adam", "rate": 1e-3, "beta1": 0.5, "beta2": 0.9},
+}
+
 
 class Networks(Table):
     """`size` gives a pair; the other names change parts of it."""
@@ -45,18 +56,6 @@ def networks(recipe: Settings) -> Networks:
 
 def gan(recipe: Settings) -> Gan:
     return networks(recipe).built(side(recipe), 1)
-
-
-ROUNDS, GENERATOR_STEPS = (8, 105), (1, 20)
-CRITICS = ([24, 48], [16, 32], [8, 16])
-NOISE_TO_SIGNAL = 10.0
-TRAINING = {
-    "batch": 32,
-    "local_steps": 2,
-    "local_rate": 5e-3,
-    "generator_batch": 128,
-    "generator": {"kind": "adam", "rate": 1e-3, "beta1": 0.5, "beta2": 0.9},
-}
 
 
 def settled(values: Values, judged: Callable[[Values], Any]) -> Values:

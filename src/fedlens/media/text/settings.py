@@ -24,6 +24,19 @@ from fedlens.models.words import Vocabulary
 from fedlens.privacy import MatrixPlan
 from fedlens.recipes.tables import Path, Settings, Table, changed
 
+# A weight may wander so far by noise alone, over all rounds: more would drown what it has learnt.
+WANDERED, MOMENTUM, RATE, ROUNDS = 0.3, 0.9, 2.0, 100
+NOISE_TO_SIGNAL = 2.5
+TRAINING = {"batch": 16, "local_steps": 2, "local_rate": 0.5}
+# Of one-shot counts. On Python's docstrings, 11 of 70 pairs without a bug were given one above this; at 0.09, 0 of 16.
+ORDERS, NGRAM_NOISE_TO_SIGNAL = (3, 2), 0.2
+LANGUAGES: tuple[dict[str, int], ...] = (
+    {},
+    {"embedding": 24, "units": 96, "projection": 48},
+    {"embedding": 16, "units": 64, "projection": 32},
+    {"embedding": 16, "units": 32, "projection": 24},
+)
+
 
 def _tokenizer(kind: str) -> str:
     words.tokenizer(kind)  # or it says which there are
@@ -120,20 +133,6 @@ class Text(Table):
 def text(recipe: Settings) -> Text:
     table: Text = recipe.text  # type: ignore[attr-defined]  # a key of this medium: Medium.tables
     return table
-
-
-# A weight may wander so far by noise alone, over all rounds: more would drown what it has learnt.
-WANDERED, MOMENTUM, RATE, ROUNDS = 0.3, 0.9, 2.0, 100
-NOISE_TO_SIGNAL = 2.5
-TRAINING = {"batch": 16, "local_steps": 2, "local_rate": 0.5}
-# Of one-shot counts. On Python's docstrings, 11 of 70 pairs without a bug were given one above this; at 0.09, 0 of 16.
-ORDERS, NGRAM_NOISE_TO_SIGNAL = (3, 2), 0.2
-LANGUAGES: tuple[dict[str, int], ...] = (
-    {},
-    {"embedding": 24, "units": 96, "projection": 48},
-    {"embedding": 16, "units": 64, "projection": 32},
-    {"embedding": 16, "units": 32, "projection": 24},
-)
 
 
 def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
