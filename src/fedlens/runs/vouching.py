@@ -59,15 +59,11 @@ def _headers(
             yield model.spending.account.run, files.sha256(path), _head(model.ledger_head)
         except ValueError:
             yield f"{path.parent.parent.name}/{path.parent.name}", files.sha256(path), None
-    for path in (*sorted(_lists(folder)), *vocabularies):
+    # Files with something beside them that may be what their words cost.
+    beside = (path.with_suffix("") for path in (*folder.glob("*.json"), *folder.glob("*/*.json")))
+    for path in (*sorted(filter(pathlib.Path.is_file, beside)), *vocabularies):
         if header := _learnt(path, named=path in vocabularies):
             yield header
-
-
-def _lists(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Files with something beside them that may be what their words cost."""
-    descriptions = [*folder.glob("*.json"), *folder.glob("*/*.json")]
-    return [path.with_suffix("") for path in descriptions if path.with_suffix("").is_file()]
 
 
 def _learnt(path: pathlib.Path, named: bool) -> tuple[str, str, tuple[Any, ...] | None] | None:
