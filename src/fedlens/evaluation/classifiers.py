@@ -144,7 +144,12 @@ ESTIMATORS: dict[str, Callable[[int], Any]] = {
     "xgboost": _xgboost,
 }
 CLASSIFIERS = ("mlp", "cnn", *ESTIMATORS)
-UNSEEDED = ("bernoulli_nb", "gaussian_nb", "lda", "logistic_reg")  # the same data give the same model, whatever the seed
+UNSEEDED = (
+    "bernoulli_nb",
+    "gaussian_nb",
+    "lda",
+    "logistic_reg",
+)  # the same data give the same model, whatever the seed
 
 
 def trained(

@@ -60,7 +60,6 @@ def frechet_of(left: torch.Tensor, spread: torch.Tensor, right: torch.Tensor, ot
 
 def manifolds(real: torch.Tensor, made: torch.Tensor, *, near: int = 3, around: int = 5) -> Manifolds:
     """With the `near` nearest neighbours for precision and recall, and those `around` for density and coverage."""
-    real, made = real.double(), made.double()
     near, around = (min(count, len(real) - 1, len(made) - 1) for count in (near, around))
     if near < 1:
         raise ValueError("Expected two images of each kind, at least.")
@@ -80,17 +79,19 @@ def manifolds(real: torch.Tensor, made: torch.Tensor, *, near: int = 3, around: 
     )
 
 
-def nearest(images: torch.Tensor, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """For each image the row of the one among others that is nearest in pixels, and how far it is."""
-    parts = [distances.min(1) for _, distances in squared(images.flatten(1).double(), among.flatten(1).double())]
-    return torch.cat([part.indices for part in parts]), torch.cat([part.values for part in parts]).sqrt()
+def nearest(images: torch.Tensor, among: torch.Tensor, count: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
+    """For each image the rows of those among others that are nearest in pixels, and how far they are."""
+    apart = torch.cat([distances for _, distances in squared(among.flatten(1), images.flatten(1))])
+    closest = apart.T.topk(count, largest=False)
+    return closest.indices, closest.values.sqrt()
 
 
 def squared(left: torch.Tensor, right: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Squared distances of all pairs, some rows at a time, with the first of them: memory does not grow with rows."""
+    """Squared distances of all pairs, some rows at a time, with the first of them: the whole is never held."""
+    right = right.double()
     norms = right.square().sum(1)
     for start in range(0, len(left), PIECE):
-        part = left[start : start + PIECE]
+        part = left[start : start + PIECE].double()
         sizes = part.square().sum(1, keepdim=True) + norms
         distances = sizes - 2 * part @ right.T
         yield start, torch.where(distances > SAME * sizes, distances, 0.0)
@@ -116,4 +117,5 @@ def _moments(features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def _root(matrix: torch.Tensor) -> torch.Tensor:
     values, vectors = torch.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    root: torch.Tensor = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    return root

@@ -62,7 +62,8 @@ def trained(
 ) -> nn.Module:
     """The network after its last step, on the device of the images, where they all lie at once."""
     with seeded(seed, images.device), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        network = make().to(images.device, memory_format=torch.channels_last).train()
+        network: nn.Module = make().to(images.device).train()
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # its stubs do not know
         fit(network, images, labels, training, seed)
     return network.eval()
 

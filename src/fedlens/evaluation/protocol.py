@@ -1,4 +1,4 @@
-"""The protocol that every algorithm is measured by, and what comes out: plain values, written as JSON and read again."""
+"""The protocol that every algorithm is measured by, and what comes out: plain values, which JSON keeps."""
 
 import dataclasses
 import math
