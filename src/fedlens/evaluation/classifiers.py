@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,7 +46,9 @@ class Estimator:
     classes: torch.Tensor
 
     def predictions(self, images: torch.Tensor) -> torch.Tensor:
-        return self.classes[torch.as_tensor(self.model.predict(flat(images)), dtype=torch.long)]
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return self.classes[torch.as_tensor(self.model.predict(flat(images)), dtype=torch.long)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,9 +205,13 @@ def flop(name: str, shape: tuple[int, ...], classes: int, count: int, training: 
     return networks.flop(functools.partial(NETWORKS[name], shape, classes), shape, count, training)
 
 
-def check_names(names: list[str]) -> None:
+def check_names(names: Sequence[str]) -> None:
     if unknown := [name for name in names if name not in CLASSIFIERS]:
         raise ValueError(f"Expected classifiers among {', '.join(CLASSIFIERS)}; got {', '.join(unknown)}.")
+
+
+def check_installed(names: Sequence[str]) -> None:
+    """Before hours of work, and not after."""
     if "xgboost" in names:
         _xgboost(0)
 

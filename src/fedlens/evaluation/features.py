@@ -44,7 +44,12 @@ def trained(
         lambda: _Parameters(network, network.init(seed)), images, labels, Training(epochs=epochs), seed
     )
     assert isinstance(made, _Parameters)
-    return Primary(network, {name: leaf.detach().cpu() for name, leaf in made.params.items()})
+    return Primary(network, {name: _as_in_a_file(leaf) for name, leaf in made.params.items()})
+
+
+def _as_in_a_file(leaf: torch.Tensor) -> torch.Tensor:
+    """A convolution with weights in another order rounds otherwise."""
+    return leaf.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def answers(network: Primary, images: torch.Tensor, device: str = "cpu") -> tuple[torch.Tensor, torch.Tensor]:

@@ -35,7 +35,7 @@ class Protocol:
             raise ValueError(f"Expected validation={self.validation} >= 0 and < 1.")
         if len(set(self.classifiers)) < len(self.classifiers):
             raise ValueError("Expected each classifier once.")
-        check_names(list(self.classifiers))
+        check_names(self.classifiers)
         assert self.training
 
     @property

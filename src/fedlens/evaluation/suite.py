@@ -105,7 +105,7 @@ class Sets:
 def evaluated(
     source: Source,
     real: Real,
-    protocol: Protocol = Protocol(),  # noqa: B008
+    protocol: Protocol | None = None,
     *,
     device: str = "cpu",
     cores: int = 1,
@@ -117,7 +117,8 @@ def evaluated(
     With more than one core, classifiers are trained in processes of their own, which import the program that asks:
     it needs `if __name__ == "__main__":`. `network` is a feature network of before, to compare with its numbers.
     """
-    start = time.monotonic()
+    start, protocol = time.monotonic(), protocol or Protocol()
+    classifiers.check_installed(protocol.classifiers)
     with tempfile.TemporaryDirectory() as folder:
         sets = Sets(folder)
         names, labelled, warnings = _stored(source, real, protocol, sets)
@@ -184,9 +185,7 @@ def _stored(source: Source, real: Real, protocol: Protocol, sets: Sets) -> tuple
     for seed, name in enumerate(dict.fromkeys(names)):
         images, labels = drawn(source, protocol.samples, seed, shuffled=not fixed)
         if images.shape[1:] != real.images.shape[1:]:
-            raise ValueError(
-                f"Expected synthetic images of {_size(real.images)}, as the real ones; got {_size(images)}."
-            )
+            raise ValueError(f"Expected synthetic images of {_size(real.images)}, got {_size(images)}.")
         if len(images) < 2:
             raise ValueError("Expected two synthetic images, at least.")
         sets.write(name, images, labels)
