@@ -397,7 +397,7 @@ def test_a_feature_network_of_before_gives_the_numbers_of_before():
 
 def test_progress_is_told_step_by_step():
     lines = []
-    suite.evaluated((synthetic()[0], None), real(), QUICK, progress=lambda *told: lines.append(told))
+    suite.evaluated((synthetic()[0], None), real(), QUICK, progress=lambda *step: lines.append(step))
     assert [line[:2] for line in lines] == [(1, 3), (2, 3), (3, 3)]
 
 

@@ -75,6 +75,8 @@ def evaluate(
     _check_not_private(real, samples, ledger)
     held = _real(real, names)
     where = _device(device)
+    if features is None:
+        aside(f"training the feature network on {len(held.images):,} real images")
     network = _network(features) or suite.feature_network(held, protocol, where)
     evaluation = suite.evaluated(
         made.source,
