@@ -22,6 +22,7 @@ FLOORS = (
     ("media", "media.faults", "media.*.faults"),  # the table of media, and what can be wrong with each
     ("recipes.tables",),
     ("media.*",),
+    ("evaluation",),
     ("recipes",),
     ("curators",),
     ("owner",),

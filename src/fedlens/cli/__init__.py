@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from fedlens.cli.data import data_app
+from fedlens.cli.evaluate import evaluate_app
 from fedlens.cli.ledger import ledger_app
 from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE, shown
 from fedlens.cli.primary import primary_app
@@ -24,6 +25,7 @@ app = typer.Typer(
     help="Look at private, decentralized data through differentially private generative models.",
 )
 app.add_typer(runs_app)
+app.add_typer(evaluate_app)
 app.add_typer(data_app, name="data")
 app.add_typer(primary_app, name="primary")
 app.add_typer(vocabulary_app, name="vocabulary")
