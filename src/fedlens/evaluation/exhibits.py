@@ -1,5 +1,6 @@
 """What a report shows of an evaluation: the table of classifiers and scores, charts, and a picture of neighbours."""
 
+import base64
 import dataclasses
 import functools
 import math
@@ -24,7 +25,7 @@ COLUMNS = ("accuracy", "calibrated", "trained on real", "kept back", "seconds", 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table:
+class Table(Exhibit):
     """Everything that was measured, as it also stands in report.json."""
 
     key: ClassVar[str] = "evaluation"
@@ -52,15 +53,9 @@ class Table:
     def content(self) -> dict[str, Any]:
         return self.evaluation.to_dict()
 
-    def lines(self) -> Sequence[str]:
-        return ()
-
-    def files(self) -> Sequence[tuple[str, bytes]]:
-        return ()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Neighbours:
+class Neighbours(Exhibit):
     """Synthetic images with their nearest real ones: a picture, and no evidence."""
 
     key: ClassVar[str] = "neighbours"
@@ -79,7 +74,7 @@ class Neighbours:
 
     @functools.cached_property
     def uri(self) -> str:
-        return pictures.data_uri(self.png)
+        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
 
     @property
     def piece(self) -> Piece:
@@ -87,9 +82,6 @@ class Neighbours:
 
     def content(self) -> dict[str, Any]:
         return {"file": self.file, "mean_distance_of_the_nearest": self.distance, "evidence": False}
-
-    def lines(self) -> Sequence[str]:
-        return ()
 
     def files(self) -> Sequence[tuple[str, bytes]]:
         return ((self.file, self.png),)
