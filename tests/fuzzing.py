@@ -543,7 +543,7 @@ def _population(folder: pathlib.Path) -> None:
 
 def _use(folder: pathlib.Path) -> None:
     population = Population.open(folder / "toy")
-    data.checked(population)
+    data.READING.checked(population)
     if len(population):
         population.take(np.arange(min(2, len(population))), limit=2)
 

@@ -720,7 +720,7 @@ def test_an_interruption_right_after_the_reservation_returns_it(tmp_path, monkey
 
 def test_secrets_left_by_an_interruption_are_deleted_when_the_run_is_looked_at_again(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        interrupted(patched, runs, "forget_secrets")
+        interrupted(patched, runs.safeguards, "forget_secrets")
         assert ran(written(tmp_path)).code == 130
     assert list((tmp_path / "out" / ".private").iterdir())
     fedlens("run", "--resume", run_folder(tmp_path))

@@ -16,7 +16,7 @@ import toys
 from command_line import fedlens, interrupted, ran, run_folder, standing
 from toy_texts import ALL, KNOWN, PAIR, lines, written
 
-from fedlens.algorithms.warm_start import warmed
+from fedlens.algorithms.fedavg import warmed
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Spending

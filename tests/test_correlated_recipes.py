@@ -17,7 +17,7 @@ from fedlens.curators.protocol import PrivacySpentError
 from fedlens.curators.simulated import SimulatedCurator
 from fedlens.ledger import Budget, Ledger, guarantee
 from fedlens.media.images.samples import Model
-from fedlens.media.text import defaults
+from fedlens.media.text import settings
 from fedlens.media.text.samples import TextModel
 from fedlens.privacy import Balanced, Everyone, MatrixPlan, Neighbours, Plan, accounting
 from fedlens.privacy.matrix import Banded, BinaryTree, Identity, squared_sensitivity
@@ -240,7 +240,7 @@ def test_no_papers_method_is_claimed_for_it():
 
 def test_the_server_step_of_text_follows_the_noise_in_running_sums(monkeypatch):
     """Left open, it keeps a weight from wandering; with correlated noise it wanders less, and may go faster."""
-    monkeypatch.setattr(defaults, "RATE", 1e9)
+    monkeypatch.setattr(settings, "RATE", 1e9)
     open_text = """
         name = "open"
         task = "T3"

@@ -219,7 +219,7 @@ def test_the_digits_are_dealt_fifteen_to_a_user_and_the_rest_is_public(users):
     assert population.columns["x"].dtype == np.uint8
     assert population.columns["x"].max() == 255
     assert len(public.images) == len(public.labels) == 1797 - 15 * users
-    assert data.checked(population) == []
+    assert data.READING.checked(population) == []
 
 
 @pytest.mark.parametrize("users", [0, -1, 107])
@@ -475,20 +475,20 @@ def test_a_user_with_very_many_images_is_changed_bit_by_bit(foreign):
 
 
 def test_a_population_without_problems_has_none():
-    assert data.checked(crowd(np.uint8)) == []
-    assert data.checked(crowd(np.float32)) == []
+    assert data.READING.checked(crowd(np.uint8)) == []
+    assert data.READING.checked(crowd(np.float32)) == []
 
 
 def test_a_user_without_examples_is_named_by_its_place():
     x = np.zeros((3, 1, 4, 4), np.uint8)
-    (problem,) = data.checked(Population.from_arrays("few", {"x": x}, np.array([1, 0, 2])))
+    (problem,) = data.READING.checked(Population.from_arrays("few", {"x": x}, np.array([1, 0, 2])))
     assert "user index 1 holds no example" in problem
 
 
 def test_a_pixel_that_is_not_a_number_is_found_and_not_quoted():
     x = np.zeros((6, 1, 4, 4), np.float32)
     x[4, 0, 1, 1], x[5] = np.nan, LOUD
-    (problem,) = data.checked(Population.from_arrays("few", {"x": x}, np.array([2, 4])))
+    (problem,) = data.READING.checked(Population.from_arrays("few", {"x": x}, np.array([2, 4])))
     assert "row 4 holds NaN" in problem
     assert "123.4" not in problem
 
@@ -496,23 +496,23 @@ def test_a_pixel_that_is_not_a_number_is_found_and_not_quoted():
 def test_a_bad_row_far_down_is_found_by_its_place_in_the_file():
     x = np.zeros((65536 + 10, 1, 1, 1), np.float32)
     x[65536 + 3] = np.nan
-    (problem,) = data.checked(Population.from_arrays("many", {"x": x}, np.array([len(x)])))
+    (problem,) = data.READING.checked(Population.from_arrays("many", {"x": x}, np.array([len(x)])))
     assert "rows from 65536" in problem
     assert "row 3 " in problem
 
 
 def test_several_problems_are_all_listed():
     x = np.full((2, 1, 4, 4), LOUD, np.float32)
-    problems = data.checked(Population.from_arrays("few", {"x": x}, np.array([0, 2])))
+    problems = data.READING.checked(Population.from_arrays("few", {"x": x}, np.array([0, 2])))
     assert len(problems) == 2
 
 
 def test_overlapping_users_are_found():
     x = np.zeros((4, 1, 4, 4), np.uint8)
     population = Population("few", {"x": x}, np.array([2, 0]), np.array([2, 2]))
-    assert any("overlap" in problem for problem in data.checked(population))
+    assert any("overlap" in problem for problem in data.READING.checked(population))
 
 
 def test_a_population_without_images_is_found():
-    (problem,) = data.checked(Population.from_arrays("words", {"text": np.zeros(3)}, np.array([1, 2])))
+    (problem,) = data.READING.checked(Population.from_arrays("words", {"text": np.zeros(3)}, np.array([1, 2])))
     assert "no image column 'x'; found text" in problem

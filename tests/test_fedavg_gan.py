@@ -290,10 +290,10 @@ def test_images_depend_on_their_batch_and_not_on_the_scale_of_the_first_layer(ga
 
 def test_samples_come_from_full_batches_whatever_their_number(gan):
     params = gan.generator.init(0)
-    many, few = gan.samples(params, 70, seed=3, batch=32), gan.samples(params, 5, seed=3, batch=32)
+    many, few = gan.drawn(params, 70, seed=3, batch=32)[0], gan.drawn(params, 5, seed=3, batch=32)[0]
     assert many.shape == (70, 1, 8, 8)
     assert torch.equal(many[:5], few)
-    assert not torch.equal(many[:5], gan.samples(params, 5, seed=4, batch=32))
+    assert not torch.equal(many[:5], gan.drawn(params, 5, seed=4, batch=32)[0])
 
 
 def test_the_papers_networks_have_the_papers_sizes():
@@ -302,7 +302,7 @@ def test_the_papers_networks_have_the_papers_sizes():
     made = paper.generator.images(paper.generator.init(0), paper.latents(2, rng=torch.Generator().manual_seed(0)))
     assert made.shape == (2, 1, 28, 28)
     small = Gan.small(side=8)
-    assert small.samples(small.generator.init(0), 3, seed=0, batch=4).shape == (3, 1, 8, 8)
+    assert small.drawn(small.generator.init(0), 3, seed=0, batch=4)[0].shape == (3, 1, 8, 8)
 
 
 @pytest.mark.parametrize("make", [lambda: ConvCritic(side=10, widths=(4, 4)), lambda: ConvGenerator(side=10)])
@@ -475,7 +475,7 @@ def test_samples_take_on_the_brightness_of_the_users(door, gan, brightness, adap
     states = [algorithm.start(), *algorithm.run(curator, algorithm.start())]
 
     def mean(state):
-        return gan.samples(trees.part(state, "generator"), 64, seed=0).mean().item()
+        return gan.drawn(trees.part(state, "generator"), 64, seed=0)[0].mean().item()
 
     assert abs(mean(states[0]) - brightness) > 0.3
     assert np.mean([mean(state) for state in states[-20::4]]) == pytest.approx(brightness, abs=0.15)

@@ -393,7 +393,7 @@ def test_a_model_that_changed_all_the_same_is_noticed_before_anything_is_release
     changed = dataclasses.replace(model, network=dataclasses.replace(model.network, module=changing))
     for judge in (
         lambda: selection.accuracies(crowd(), changed),
-        lambda: selection.Classified(right=True)(crowd(), "right", changed),
+        lambda: selection.classified(crowd(), "right", changed, True, 5),
     ):
         with pytest.raises(ValueError, match="Expected a primary model that keeps nothing"):
             judge()

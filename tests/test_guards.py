@@ -210,9 +210,8 @@ MUTATIONS = {
     ),
     "the verdict that is asked for once": (
         "curators/site.py",
-        "return AccuracyBetween(at_least=at_least, below=below)(units, name, self.accuracies)",
-        "from fedlens.data.selection import accuracies as anew\n"
-        "            return AccuracyBetween(at_least=at_least, below=below)(units, name, anew(units, primary))",
+        "selection.with_accuracy(units, name, self.accuracies, *rule",
+        "selection.with_accuracy(units, name, selection.accuracies(units, primary), *rule",
         "test_bad_images.py::test_a_model_that_answers_differently_puts_nobody_into_both_groups[Leaning]",
     ),
     "the operations a foreign model may be made of": (

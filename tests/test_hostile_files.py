@@ -573,7 +573,7 @@ def test_files_are_opened_where_their_sizes_are_checked():
     # Each of these parses what it has just written, or a text that the ledger has verified, or a piece of a string.
     allowed = {
         "core/files.py",
-        "ledger/facts.py",
+        "ledger/entries.py",
         "ledger/chain.py",
         "data/readers/json_pieces.py",
         "data/readers/leaf.py",

@@ -15,7 +15,6 @@ from sklearn.metrics import roc_auc_score
 
 from fedlens.media.images import measures
 from fedlens.media.images.measures import (
-    class_shares,
     classifier_test,
     distinct,
     intensity_histogram,
@@ -256,18 +255,6 @@ def test_spread_is_the_mean_over_pairs(images):
     pairs = itertools.combinations(images.double(), 2)
     expected = np.mean([float((a - b).square().mean().sqrt()) for a, b in pairs])
     assert spread(images) == pytest.approx(expected, abs=1e-5)
-
-
-@given(st.lists(st.integers(0, 4), max_size=30))
-def test_class_shares_are_counts(predictions):
-    shares = class_shares(torch.tensor(predictions, dtype=torch.long), 5)
-    assert shares.tolist() == [predictions.count(label) / max(1, len(predictions)) for label in range(5)]
-
-
-@pytest.mark.parametrize("prediction", [-1, 3])
-def test_class_shares_refuse_other_classes(prediction):
-    with pytest.raises(ValueError, match="Expected predictions from 0 to 2"):
-        class_shares(torch.tensor([0, prediction]), 3)
 
 
 # Distinct pictures

@@ -39,7 +39,7 @@ def test_old_reports_are_shown_and_old_models_draw_what_they_drew(old, tmp_path,
     run, left, _ = FINISHED[medium]
     assert answer("report", old / run)["runs"][0]["label"] == left
     model = opening.opened(old / run / left / "model.safetensors")
-    before = opening.of_model(model).opened_samples(old / run / "samples" / f"{left}.safetensors")
+    before = opening.medium(model.medium).opened_samples(old / run / "samples" / f"{left}.safetensors")
     again = model.sampled(len(before), 0)
     again.save(tmp_path / "again.safetensors")
     fields = ("images",) if medium == "images" else ("sequences",)

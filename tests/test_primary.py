@@ -283,14 +283,14 @@ def test_a_program_for_batches_of_one_size_answers_any_number_of_images(tmp_path
 def test_a_program_for_small_batches_gets_small_batches(tmp_path):
     model, x = net(), images(150)
     primary = opened(exported(model, tmp_path / "model.pt2", batch=torch.export.Dim("batch", max=40)))
-    assert (primary.network.least, primary.network.most) == (1, 32)
+    assert (primary.network.sizes[-1], primary.network.sizes[0]) == (1, 32)
     torch.testing.assert_close(primary.features(x), model(x).detach())
 
 
 def test_a_program_that_wants_a_few_images_at_least_gets_no_more_than_these(tmp_path):
     model, x = net(), images(3)
     primary = opened(exported(model, tmp_path / "model.pt2", batch=torch.export.Dim("batch", min=4)))
-    assert (primary.network.least, primary.network.most) == (4, 1024)
+    assert (primary.network.sizes[-1], primary.network.sizes[0]) == (4, 1024)
     torch.testing.assert_close(primary.features(x), model(x).detach())
 
 

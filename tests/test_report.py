@@ -271,8 +271,8 @@ def test_rounds_in_the_middle_are_left_out_first():
 
 def test_one_round_is_shown_where_two_have_no_room(monkeypatch):
     shown = rounds(range(10, 31, 10), count=2, side=8)
-    room = len(pictures.data_uri(shown[2].png)) + len(pictures.data_uri(shown[5].png))
-    means = sum(len(pictures.data_uri(mean.png)) for mean in exhibit_of(example(), "means").pictures)
+    room = len(shown[2].uri) + len(shown[5].uri)
+    means = sum(len(mean.uri) for mean in exhibit_of(example(), "means").pictures)
     monkeypatch.setattr("fedlens.media.images.exhibits.PICTURE_CHARACTERS", means + room)
     page = example(pictures=shown).html()
     assert re.findall(r'data-round="(\d+)"', page) == ["30", "30"]

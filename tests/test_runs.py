@@ -496,7 +496,7 @@ def test_the_accounts_are_closed_before_the_secret_goes_and_after_the_models_are
 
     run = created(tmp_path, "privacy.rounds=1", "privacy.minimum_users=1", recipe=PAIR, seed=None)
     told(Ledger, "close", lambda *given: len(list(run.folder.rglob("model.safetensors"))))
-    told(runs, "forget_secrets", lambda *given: [found["closed"] for found in Ledger(run.address).runs()])
+    told(runs.safeguards, "forget_secrets", lambda *given: [found["closed"] for found in Ledger(run.address).runs()])
     told(run_reports, "report_of", lambda *given: list((tmp_path / ".private").iterdir()))
     run.executed(quiet)
     assert happened == [("close", 2), ("close", 2), ("forget_secrets", [True, True]), ("report_of", [])]

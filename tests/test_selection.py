@@ -16,13 +16,7 @@ from fedlens.core.randomness import Randomness
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.curators.site import Site
 from fedlens.data.population import DataError, Population
-from fedlens.data.selection import (
-    AccuracyBetween,
-    Classified,
-    OfClasses,
-    WithAttribute,
-    accuracies,
-)
+from fedlens.data.selection import accuracies, classified, of_classes, with_accuracy, with_attribute
 from fedlens.ledger import Ledger
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.privacy import Neighbours
@@ -86,46 +80,48 @@ def bare(population):
 
 def test_users_are_selected_by_their_own_accuracy():
     users = crowd([RIGHT] * 3 + [WRONG], [WRONG], [], [RIGHT], [RIGHT, WRONG])
-    assert rows(AccuracyBetween(below=0.5)(users, "low", accuracies(users, PRIMARY))) == [[4]]
-    assert rows(AccuracyBetween(at_least=0.5, below=1.0)(users, "middle", accuracies(users, PRIMARY))) == [
+    assert rows(with_accuracy(users, "low", accuracies(users, PRIMARY), 0.0, 0.5)) == [[4]]
+    assert rows(with_accuracy(users, "middle", accuracies(users, PRIMARY), 0.5, 1.0)) == [
         [0, 1, 2, 3],
         [6, 7],
     ]
-    assert rows(AccuracyBetween(at_least=1.0)(users, "high", accuracies(users, PRIMARY))) == [[5]]
-    assert len(AccuracyBetween()(users, "all", accuracies(users, PRIMARY))) == 4  # who holds nothing has no accuracy
+    assert rows(with_accuracy(users, "high", accuracies(users, PRIMARY), 1.0, math.inf)) == [[5]]
+    assert (
+        len(with_accuracy(users, "all", accuracies(users, PRIMARY), 0.0, math.inf)) == 4
+    )  # who holds nothing has no accuracy
 
 
 def test_examples_are_selected_by_the_verdict_on_them():
     users = crowd([RIGHT, WRONG, RIGHT], [WRONG], [], [RIGHT])
-    assert rows(Classified(right=True, minimum=1)(users, "right", PRIMARY)) == [[0, 2], [4]]
-    assert rows(Classified(right=True, minimum=2)(users, "right", PRIMARY)) == [[0, 2]]
-    assert rows(Classified(right=False, minimum=1)(users, "wrong", PRIMARY)) == [[1], [3]]
+    assert rows(classified(users, "right", PRIMARY, True, 1)) == [[0, 2], [4]]
+    assert rows(classified(users, "right", PRIMARY, True, 2)) == [[0, 2]]
+    assert rows(classified(users, "wrong", PRIMARY, False, 1)) == [[1], [3]]
 
 
 def test_examples_are_selected_by_class():
     users = crowd([(0, 0), (0, 1), (0, 2)], [(0, 1)], [(0, 2), (1, 2)], [])
-    assert rows(OfClasses(classes=(2,), minimum=1)(users, "twos")) == [[2], [4, 5]]
-    assert rows(OfClasses(classes=(0, 2), minimum=2)(users, "even")) == [[0, 2], [4, 5]]
-    assert rows(OfClasses(classes=(9,), minimum=1)(users, "nines")) == []
+    assert rows(of_classes(users, "twos", (2,), 1)) == [[2], [4, 5]]
+    assert rows(of_classes(users, "even", (0, 2), 2)) == [[0, 2], [4, 5]]
+    assert rows(of_classes(users, "nines", (9,), 1)) == []
 
 
 @pytest.mark.parametrize("dtype", [np.int64, np.int8, np.uint8, np.uint16, np.uint64])
 def test_users_are_selected_by_an_attribute_that_all_their_examples_share(dtype):
     users = crowd([RIGHT] * 2, [RIGHT] * 2, [RIGHT] * 2, [], [RIGHT], hsf=np.array([0, 0, 0, 1, 4, 1, 4], dtype))
-    assert rows(WithAttribute(attribute="hsf", values=(0,))(users, "zero")) == [[0, 1]]
-    assert rows(WithAttribute(attribute="hsf", values=(1, 4))(users, "others")) == [[4, 5], [6]]
-    assert rows(WithAttribute(attribute="hsf", values=(7,))(users, "nobody")) == []
+    assert rows(with_attribute(users, "zero", "hsf", (0,))) == [[0, 1]]
+    assert rows(with_attribute(users, "others", "hsf", (1, 4))) == [[4, 5], [6]]
+    assert rows(with_attribute(users, "nobody", "hsf", (7,))) == []
 
 
 def test_a_missing_attribute_is_named_beside_the_columns_there_are():
     with pytest.raises(DataError, match="Expected a column 'hsf', found row, x, y"):
-        WithAttribute(attribute="hsf", values=(0,))(crowd([RIGHT]), "zero")
+        with_attribute(crowd([RIGHT]), "zero", "hsf", (0,))
 
 
 @pytest.mark.parametrize("column", [[0.5], ["a"], [[1, 2]]])
 def test_an_attribute_of_another_kind_is_refused(column):
     with pytest.raises(DataError, match="one whole number per row in hsf"):
-        WithAttribute(attribute="hsf", values=(0,))(crowd([RIGHT], hsf=column), "zero")
+        with_attribute(crowd([RIGHT], hsf=column), "zero", "hsf", (0,))
 
 
 # Nobody decides about anybody else
@@ -250,7 +246,7 @@ def test_a_user_with_very_many_images_is_judged_bit_by_bit():
             return super().probabilities(params, images)
 
     population, primary = crowd([RIGHT], [RIGHT, WRONG] * 50_000), Primary(Watched())
-    assert len(AccuracyBetween(at_least=0.5, below=0.6)(population, "half", accuracies(population, primary))) == 1
+    assert len(with_accuracy(population, "half", accuracies(population, primary), 0.5, 0.6)) == 1
     assert sum(seen) == 1 + 100_000
     assert max(seen) <= 1024
 

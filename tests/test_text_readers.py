@@ -753,7 +753,7 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path, rows, monkeypatch):
 @pytest.mark.parametrize("swap", [(SECRET, "b"), (f'"{PRIVATE} number 3", ', ""), ("[", '["more", ')])
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, rows, swap, late, monkeypatch):
     source = as_user_lines(tmp_path, rows, late=late)
-    really = readers.jsonl
+    really = readers.OF_TEXT["jsonl"]
 
     def meddled(*args, **names):
         found = really(*args, **names)
@@ -762,7 +762,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, rows, swap, l
         assert source.read_text() != before
         return found
 
-    monkeypatch.setattr(readers, "jsonl", meddled)
+    monkeypatch.setitem(readers.OF_TEXT, "jsonl", meddled)
     assert "to stay as it is while it is read" in refused(tmp_path, source)
 
 
@@ -783,7 +783,7 @@ def test_a_missing_library_is_named_with_its_cure(tmp_path, rows, name, form, mo
 
 def test_unknown_kinds_and_needless_names_are_refused(tmp_path, rows):
     source = as_leaf(tmp_path, rows)
-    with pytest.raises(ValueError, match="of text among jsonl, parquet, leaf, sqlite, hdf5"):
+    with pytest.raises(ValueError, match="of sentences among jsonl, parquet, leaf, sqlite, hdf5"):
         readers.convert_text(source, tmp_path / "out", kind="idx")
     with pytest.raises(ValueError, match="no name of attributes, users for leaf"):
         readers.convert_text(source, tmp_path / "out", users="who", attributes=["year"])

@@ -261,7 +261,7 @@ MOMENTS = {
     "before closing": (Ledger, "close", lambda *given: True, False),
     "closing": (Ledger, "close", lambda *given: True, True),
     "closing the second": (Ledger, "close", lambda book, run, model: run.endswith("/old"), True),
-    "before the secrets are deleted": (runs, "forget_secrets", lambda *given: True, False),
+    "before the secrets are deleted": (runs.safeguards, "forget_secrets", lambda *given: True, False),
     "closing, then the report fails": (run_reports, "report_of", lambda *given, **named: True, False),
     "sampling": (TextModel, "sampled", lambda *given: True, True),
     "comparing": (TextMedium, "contrast", lambda *groups, **options: True, False),

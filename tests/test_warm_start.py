@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedlens.algorithms.warm_start import BATCH, OPTIMIZER, warmed
+from fedlens.algorithms.fedavg import WARM_BATCH, WARM_STEP, warmed
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.words import spelled
 
@@ -26,12 +26,12 @@ def same(left, right):
 
 
 def test_it_is_a_plain_loop_to_the_last_bit():
-    params, slots, rng = FRESH, OPTIMIZER.init(FRESH), torch.Generator().manual_seed(5)
+    params, slots, rng = FRESH, WARM_STEP.init(FRESH), torch.Generator().manual_seed(5)
     for _ in range(6):
         leaves = {name: leaf.clone().requires_grad_() for name, leaf in params.items()}
-        batch = ROWS[torch.randint(len(ROWS), (BATCH,), generator=rng)]
-        NETWORK.loss(leaves, batch, torch.ones(BATCH)).backward()
-        params, slots = OPTIMIZER(params, {name: leaf.grad for name, leaf in leaves.items()}, slots)
+        batch = ROWS[torch.randint(len(ROWS), (WARM_BATCH,), generator=rng)]
+        NETWORK.loss(leaves, batch, torch.ones(WARM_BATCH)).backward()
+        params, slots = WARM_STEP(params, {name: leaf.grad for name, leaf in leaves.items()}, slots)
     assert same(warm(6), params)
 
 

@@ -158,7 +158,7 @@ def test_the_numbers_of_a_vocabulary() -> None:
     assert "court" in WORDS
     assert "motion" not in WORDS
     assert [WORDS.number(word) for word in ("the", "שלום", "motion")] == [0, 2, WORDS.unknown]
-    assert (WORDS.unknown, WORDS.start, WORDS.end, WORDS.symbols) == (3, 4, 5, 6)
+    assert (WORDS.unknown, WORDS.start, WORDS.end) == (3, 4, 5)
 
 
 @given(st.lists(st.sampled_from([*WORDS.words, "motion", ""]), max_size=9), st.integers(2, 12))

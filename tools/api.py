@@ -1,6 +1,7 @@
 """Writes docs/api.md, the public API on one page: `make api`. Signatures are those of the source, word by word."""
 
 import ast
+import dataclasses
 import enum
 import importlib
 import inspect
@@ -38,10 +39,27 @@ def _section(room: str, names: list[str]) -> str:
 
 def _entry(name: str) -> str:
     thing = getattr(fedlens, name)
-    node = ast.parse(textwrap.dedent(_written(thing))).body[0]
+    node = _parsed(thing)
+    if isinstance(thing, type):
+        node.body += _inherited(thing, node)
     said = [f"### {name}", f"In `{thing.__module__}`.", _about(thing, node), _in_code(_signature(name, thing, node))]
     methods = "\n".join(_wrapped(_method(method), indent="  ") for method in _public_methods(node))
     return "\n\n".join(part for part in [*said, methods] if part)
+
+
+def _parsed(thing: Any) -> Any:
+    return ast.parse(textwrap.dedent(_written(thing))).body[0]
+
+
+def _inherited(thing: type, node: ast.ClassDef) -> list[ast.stmt]:
+    """The fields and methods of the dataclasses that it extends, but for those that it has itself."""
+    bases = [_parsed(base) for base in thing.__mro__[1:] if dataclasses.is_dataclass(base)]
+    lines = {_name(line): line for base in reversed(bases) for line in base.body if _name(line)}
+    return [line for name, line in lines.items() if name not in set(map(_name, node.body))]
+
+
+def _name(line: Any) -> str:
+    return line.target.id if isinstance(line, ast.AnnAssign) else getattr(line, "name", "")
 
 
 def _written(thing: Any) -> str:

@@ -11,9 +11,8 @@ from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.algorithms.histogram import AccuracyHistogram
 from fedlens.algorithms.ngrams import Ngrams
 from fedlens.algorithms.optimizers import Adam, Sgd
-from fedlens.algorithms.protocol import Algorithm, Asked, Trainable
+from fedlens.algorithms.protocol import Algorithm, Asked, Trainable, run_together
 from fedlens.algorithms.rebuilding import from_settings, settings
-from fedlens.algorithms.together import run_together
 
 # What a recipe can name. A new algorithm is one file, and one line here.
 ALGORITHMS: dict[str, type[Trainable]] = {

@@ -14,11 +14,13 @@ from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.algorithms.protocol import Answered, Asked, ManyReleases
 from fedlens.core import trees
+from fedlens.core.replay import Replayed
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute
 from fedlens.models.lstm import LanguageModel
 
 NESTEROV = Sgd(rate=1.0, momentum=0.99, nesterov=True)  # the paper's server step for language models
+WARM_BATCH, WARM_STEP = 128, Adam(rate=1e-2)
 
 
 class Network(Protocol):
@@ -100,3 +102,26 @@ class FedAvg(ManyReleases):
     def result(self, state: Tree) -> Tree:
         """The model's weights."""
         return trees.part(state, "model")
+
+
+def warmed(
+    model: Network, params: Tree, sequences: torch.Tensor, *, steps: int, seed: int, device: str = "cpu"
+) -> Tree:
+    """What a language model can learn of spelling before it meets anybody's words, for free.
+
+    The weights after so many steps of Adam on random batches of PUBLIC sequences [n, width].
+    """
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.ones(WARM_BATCH, device=device)
+
+    def stepped(state: Tree, batch: Tree) -> Tree:
+        params, slots = trees.part(state, "params"), trees.part(state, "slots")
+        params, slots = WARM_STEP(params, torch.func.grad(model.loss)(params, batch["x"], mask), slots)
+        return {name: leaf.detach() for name, leaf in trees.joined(params=params, slots=slots).items()}
+
+    step = Replayed(stepped)
+    state = trees.moved(trees.joined(params=params, slots=WARM_STEP.init(params)), device)
+    for _ in range(steps):
+        drawn = sequences[torch.randint(len(sequences), (WARM_BATCH,), generator=rng)]
+        state = step(state, {"x": drawn.to(device)})
+    return trees.moved(trees.part(state, "params"), "cpu")

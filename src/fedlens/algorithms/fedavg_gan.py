@@ -95,11 +95,8 @@ class FedAvgGan(ManyReleases):
     def _advanced(self, state: Tree, mean: Tree, rng: torch.Generator) -> Tree:
         """The server's part of a round."""
         state = self._critic_step(state, mean)
-        return self._generator_trained(state, self._fresh_latents(rng, state)) | {"round": state["round"] + 1}
-
-    def _fresh_latents(self, rng: torch.Generator, state: Tree) -> torch.Tensor:
-        latents = self.gan.latents(self.generator_steps, self.generator_batch, rng=rng)
-        return latents.to(state["round"].device)
+        latents = self.gan.latents(self.generator_steps, self.generator_batch, rng=rng).to(state["round"].device)
+        return self._generator_trained(state, latents) | {"round": state["round"] + 1}
 
     def message(self, state: Tree, rng: torch.Generator) -> Tree:
         """What travels to the users: the critic, fakes to hold against their examples, and the clip if it adapts."""
@@ -131,11 +128,6 @@ class FedAvgGan(ManyReleases):
         parts = trees.part(state, "generator"), trees.part(state, "generator_slots"), trees.part(state, "critic")
         return state | _generator_steps(self.seedless)(*parts, {"latents": latents})
 
-    def _generator_step(self, params: Tree, slots: Tree, critic: Tree, latents: torch.Tensor) -> tuple[Tree, Tree]:
-        slope = torch.func.grad(self.gan.generator_loss)(params, critic, latents)
-        slope = trees.add(slope, params, self.decay) if self.decay else slope
-        return self.generator(params, slope, slots)
-
 
 @functools.lru_cache(maxsize=4)
 def _generator_steps(algorithm: FedAvgGan) -> Replayed:
@@ -143,7 +135,9 @@ def _generator_steps(algorithm: FedAvgGan) -> Replayed:
 
     def steps(params: Tree, slots: Tree, critic: Tree, given: Tree) -> Tree:
         for latents in given["latents"]:
-            params, slots = algorithm._generator_step(params, slots, critic, latents)
+            slope = torch.func.grad(algorithm.gan.generator_loss)(params, critic, latents)
+            slope = trees.add(slope, params, algorithm.decay) if algorithm.decay else slope
+            params, slots = algorithm.generator(params, slope, slots)
         return trees.joined(generator=params, generator_slots=slots)
 
     return Replayed(steps)

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 
-from fedlens.algorithms.protocol import Answered, OneRelease
+from fedlens.algorithms.protocol import OneRelease
 from fedlens.core.trees import Tree
 
 
@@ -22,9 +22,6 @@ class HeadCount(OneRelease):
 
     def start(self) -> Tree:
         return {"units": torch.zeros(()), "round": torch.tensor(0)}
-
-    def round(self, state: Tree) -> tuple[Tree, Answered]:
-        return {}, lambda total: {"units": total["units"].cpu(), "round": state["round"] + 1}
 
     def result(self, state: Tree) -> float:
         """The noisy number."""

@@ -100,7 +100,8 @@ class HeavyWords(Forgetful, Unseeded):
         """The server's part of a release: the cells it keeps, as words and as longer prefixes."""
         prefixes, depth = state["prefixes"], int(state["round"]) + 1
         mean = answer["marks"].cpu()[: len(prefixes)]
-        kept, shares = mean > self._threshold(mean.numel()), mean * state["usual"].sqrt()
+        threshold = self.noise * statistics.NormalDist().inv_cdf(1 - self.spurious / mean.numel())
+        kept, shares = mean > threshold, mean * state["usual"].sqrt()
         ended = kept[:, -1]
         slot, column = kept[:, :-1].nonzero(as_tuple=True)
         best = shares[slot, column].argsort(descending=True, stable=True)[: self.most]
@@ -114,9 +115,6 @@ class HeavyWords(Forgetful, Unseeded):
             "usual": shares[slot, column].sum().clamp(min=1.0),  # marks that a user is expected to make next
             "round": state["round"] + 1,
         }
-
-    def _threshold(self, cells: int) -> float:
-        return self.noise * statistics.NormalDist().inv_cdf(1 - self.spurious / cells)
 
     def result(self, state: Tree) -> list[tuple[str, float]]:
         """Every word that came out with the noisy share of users who have it, most frequent first."""

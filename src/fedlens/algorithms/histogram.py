@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from fedlens.algorithms.protocol import Answered, OneRelease
+from fedlens.algorithms.protocol import OneRelease
 from fedlens.core.trees import Tree
 
 
@@ -32,9 +32,6 @@ class AccuracyHistogram(OneRelease):
 
     def start(self) -> Tree:
         return {"users": torch.zeros(self.bins), "round": torch.tensor(0)}
-
-    def round(self, state: Tree) -> tuple[Tree, Answered]:
-        return {}, lambda total: {"users": total["users"].cpu(), "round": state["round"] + 1}
 
     def result(self, state: Tree) -> torch.Tensor:
         """The noisy histogram: `quantiles` reads it."""

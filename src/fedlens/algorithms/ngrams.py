@@ -1,13 +1,12 @@
 """The one-shot baseline for words: noisy counts of character n-grams in one release, and a Markov model from them."""
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
 import torch
 
-from fedlens.algorithms.protocol import Answered, Asked, OneRelease
+from fedlens.algorithms.protocol import Asked, OneRelease
 from fedlens.core.trees import Tree
 from fedlens.models.markov import CODES, EDGE, SYMBOLS, Markov, windows
 
@@ -49,12 +48,9 @@ class Ngrams(OneRelease):
     def start(self) -> Tree:
         return {"counts": torch.zeros([SYMBOLS] * self.order), "round": torch.tensor(0)}
 
-    def round(self, state: Tree) -> tuple[Tree, Answered]:
-        """The alphabet, which travels to the users, and what follows from their counts."""
-        return {"codes": torch.tensor(CODES)}, functools.partial(self._counted, state)
-
-    def _counted(self, state: Tree, mean: Tree) -> Tree:
-        return {"counts": mean["counts"].cpu(), "round": state["round"] + 1}
+    def message(self) -> Tree:
+        """The alphabet."""
+        return {"codes": torch.tensor(CODES)}
 
     def result(self, state: Tree) -> Markov:
         """What stands out of the noise, with the rest of each row from the row of one sign less before."""

@@ -18,9 +18,6 @@ for a curator that adds no noise:
 ...     def start(self) -> Tree:
 ...         return {"mean": torch.zeros(()), "round": torch.tensor(0)}
 ...
-...     def round(self, state: Tree) -> tuple[Tree, Answered]:
-...         return {}, lambda answer: answer | {"round": state["round"] + 1}
-...
 ...     def result(self, state: Tree) -> float:
 ...         return round(float(state["mean"]), 3)
 
@@ -38,12 +35,13 @@ for a curator that adds no noise:
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Protocol, Self
 
 from fedlens.algorithms.clipping import AdaptiveClip
+from fedlens.core import trees
 from fedlens.core.trees import Tree
-from fedlens.curators.protocol import Contribute, Curator
+from fedlens.curators.protocol import Contribute, Curator, Curators
 from fedlens.privacy import Promise
 
 Answered = Callable[[Tree], Tree]  # the noisy mean of a round -> the next state
@@ -138,10 +136,30 @@ class ManyReleases(Forgetful):
 
 
 class OneRelease(Forgetful, Unseeded):
-    """Asks one question, and is done."""
+    """Asks one question, and is done: its state is the answer."""
+
+    def message(self) -> Tree:
+        """What travels to the units."""
+        return {}
+
+    def round(self, state: Tree) -> tuple[Tree, Answered]:
+        return self.message(), lambda answer: trees.moved(answer, "cpu") | {"round": state["round"] + 1}
 
     def run(self: Algorithm, curator: Curator, state: Tree) -> Iterator[Tree]:
         """One release, and the state after it."""
         if curator.remaining and not state["round"]:
             message, answered = self.round(state)
             yield answered(curator.noisy_mean(self.contribute, message))
+
+
+def run_together(members: Sequence[Algorithm], curators: Curators, states: Sequence[Tree]) -> Iterator[list[Tree]]:
+    """Several models that differ by their seed and their data, side by side: what `run` does, for each of them."""
+    kinds = {member.seedless for member in members}
+    if len(kinds) > 1:
+        raise ValueError("Expected members that differ by their seed only.")
+    contribute, states = kinds.pop().contribute, list(states)
+    while curators.remaining:
+        rounds = [member.round(state) for member, state in zip(members, states, strict=True)]
+        means = curators.noisy_means(contribute, [message for message, _ in rounds])
+        states = [answered(mean) for (_, answered), mean in zip(rounds, means, strict=True)]
+        yield states

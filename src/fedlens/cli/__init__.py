@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
-from fedlens.cli.account import account_app
 from fedlens.cli.data import data_app
+from fedlens.cli.evaluate import evaluate_app
 from fedlens.cli.ledger import ledger_app
 from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE, shown
 from fedlens.cli.primary import primary_app
-from fedlens.cli.reproduce import reproduce_app
+from fedlens.cli.reproduce import account_app, reproduce_app
 from fedlens.cli.runs import runs_app
 from fedlens.cli.vocabulary import vocabulary_app
 from fedlens.version import __version__
@@ -25,10 +25,11 @@ app = typer.Typer(
     help="Look at private, decentralized data through differentially private generative models.",
 )
 app.add_typer(runs_app)
+app.add_typer(evaluate_app)
 app.add_typer(data_app, name="data")
 app.add_typer(primary_app, name="primary")
 app.add_typer(vocabulary_app, name="vocabulary")
-app.add_typer(reproduce_app, name="reproduce")
+app.add_typer(reproduce_app)
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(account_app, name="account")
 

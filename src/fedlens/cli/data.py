@@ -4,6 +4,7 @@ import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.options import FAILED, Book, Json, Key, Who, aside, say
 from fedlens.runs.books import DEFAULT_BOOK, book_at, book_if_there, ledger_at
@@ -12,18 +13,19 @@ if TYPE_CHECKING:
     from fedlens.data.population import Population
     from fedlens.ledger import Ledger
     from fedlens.owner.folder import Owner
-    from fedlens.owner.registration import Policy
+    from fedlens.owner.registration import Policy, Registration
 
 data_app = typer.Typer(no_args_is_help=True, help="Of the owner: prepare, check and register private data.")
+Classes = Annotated[int | None, Option(min=1, help="Labels lie below this.")]
 
 
 @data_app.command("check")
 def check(
-    path: Annotated[pathlib.Path, typer.Argument(help="A population folder, an .npz or a .jsonl(.gz) file.")],
-    images: Annotated[str, typer.Option(help="npz: the name of the images.")] = "x",
-    labels: Annotated[str, typer.Option(help="npz: the name of the labels; empty for none.")] = "y",
-    users: Annotated[str, typer.Option(help="npz, jsonl: the name of the user ids.")] = "user",
-    sentences: Annotated[str, typer.Option(help="jsonl: the name of the sentences.")] = "text",
+    path: Annotated[pathlib.Path, Argument(help="A population folder, an .npz or a .jsonl(.gz) file.")],
+    images: Annotated[str, Option(help="npz: the name of the images.")] = "x",
+    labels: Annotated[str, Option(help="npz: the name of the labels; empty for none.")] = "y",
+    users: Annotated[str, Option(help="npz, jsonl: the name of the user ids.")] = "user",
+    sentences: Annotated[str, Option(help="jsonl: the name of the sentences.")] = "text",
     as_json: Json = False,
 ) -> None:
     """Read private data once, where it lies, and name what a run would stumble over. Prints no count and no content."""
@@ -51,82 +53,71 @@ def check(
 @data_app.command("convert")
 def convert(
     source: Annotated[
-        pathlib.Path,
-        typer.Argument(help="A .parquet, idx, LEAF .json, .h5, .jsonl or .sqlite file, or folders of them."),
+        pathlib.Path, Argument(help="A .parquet, idx, LEAF .json, .h5, .jsonl or .sqlite file, or folder.")
     ],
-    to: Annotated[pathlib.Path, typer.Argument(help="The population folder to make.")],
+    to: Annotated[pathlib.Path, Argument(help="The population folder to make.")],
     kind: Annotated[
-        str | None,
-        typer.Option(help="parquet, idx, leaf, hdf5, png, jsonl or sqlite; by default from the name."),
+        str | None, Option(help="parquet, idx, leaf, hdf5, png, jsonl or sqlite; else by its name.")
     ] = None,
-    text: Annotated[bool, typer.Option("--text", help="The source holds text; jsonl and sqlite always do.")] = False,
-    users: Annotated[str | None, typer.Option(help="Column of user ids; idx: the file of writer ids.")] = None,
-    images: Annotated[str | None, typer.Option(help="Column of images.")] = None,
-    labels: Annotated[str | None, typer.Option(help="Column of labels; idx: the file of labels.")] = None,
-    sentences: Annotated[str | None, typer.Option(help="Column of text.")] = None,
-    attributes: Annotated[str, typer.Option(help="Text: columns of whole numbers to keep, with commas.")] = "",
-    split: Annotated[str | None, typer.Option(help="sqlite: train, test, ...; by default all.")] = None,
-    classes: Annotated[int | None, typer.Option(help="Labels must be below this.")] = None,
-    inverted: Annotated[bool, typer.Option("--inverted", help="Bright becomes dark, as for Federated EMNIST.")] = False,
+    text: Annotated[bool, Option("--text", help="The source holds text; jsonl and sqlite always do.")] = False,
+    users: Annotated[str | None, Option(help="Column of user ids; idx: the file of writer ids.")] = None,
+    images: Annotated[str | None, Option(help="Column of images.")] = None,
+    labels: Annotated[str | None, Option(help="Column of labels; idx: the file of labels.")] = None,
+    sentences: Annotated[str | None, Option(help="Column of text.")] = None,
+    attributes: Annotated[str, Option(help="Text: columns of whole numbers to keep, with commas.")] = "",
+    split: Annotated[str | None, Option(help="sqlite: train, test, ...; by default all.")] = None,
+    classes: Classes = None,
+    inverted: Annotated[bool, Option("--inverted", help="Bright becomes dark, as for Federated EMNIST.")] = False,
     as_json: Json = False,
 ) -> None:
     """Bring images or text into the form a run reads: beside the data, bit by bit, however much. Prints no count."""
     from fedlens.media import reading
 
-    columns = {"users": users, "images": images, "labels": labels, "sentences": sentences}
-    kept = _names(attributes) or None
-    given: dict[str, Any] = {**columns, "split": split, "classes": classes, "inverted": inverted or None}
-    given |= {"attributes": kept}
-    named = {name: value for name, value in given.items() if value is not None}
+    columns = {"users": users, "images": images, "labels": labels, "sentences": sentences, "split": split}
+    given: dict[str, Any] = columns | {"attributes": _names(attributes), "classes": classes, "inverted": inverted}
+    named = {name: value for name, value in given.items() if value}
     made = reading.converted(source, to, kind, "text" if text else None, named)
     notes = _notes(made)
     lines = [*(f"note: {note}" for note in notes), f"Wrote {to}. Next: fedlens data check {to}"]
     say({"population": str(to), "columns": _columns(made), "notes": notes}, "\n".join(lines), as_json)
 
 
-Bound = Annotated[int | None, typer.Option(min=1, help="A public upper bound on the users; recipes say the same.")]
-Examples = Annotated[int | None, typer.Option(min=1, help="A public upper bound on all examples.")]
-Each = Annotated[int | None, typer.Option(min=1, help="A public upper bound on the examples of a user.")]
-Classes = Annotated[int | None, typer.Option(min=1, help="Labels lie below this.")]
-Exact = Annotated[
-    bool | None, typer.Option("--exact/--not-exact", help="The bounds are the numbers themselves, and public.")
-]
-Allow = Annotated[
-    str | None, typer.Option(help="What recipes may use: simulation, programs, functions; with commas, or none.")
-]
-Algorithms = Annotated[str | None, typer.Option(help="Those that may be run, with commas. Default: all.")]
-Noise = Annotated[float | None, typer.Option(min=0, help="The least noise multiplier of a release.")]
-Largest = Annotated[float | None, typer.Option(help="The most that one run may cost.")]
-Bind = Annotated[str | None, typer.Option(help="The population on whose budget it draws: the same people, say.")]
+Bound = Annotated[int | None, Option(min=1, help="A public upper bound on the users; recipes say the same.")]
+Examples = Annotated[int | None, Option(min=1, help="A public upper bound on all examples.")]
+Each = Annotated[int | None, Option(min=1, help="A public upper bound on the examples of a user.")]
+Exact = Annotated[bool | None, Option("--exact/--not-exact", help="The bounds are the numbers themselves, and public.")]
+Allow = Annotated[str | None, Option(help="Recipes may use: simulation, programs, functions; with commas, or none.")]
+Algorithms = Annotated[str | None, Option(help="Those that may be run, with commas. Default: all.")]
+Noise = Annotated[float | None, Option(min=0, help="The least noise multiplier of a release.")]
+Largest = Annotated[float | None, Option(help="The most that one run may cost.")]
+Bind = Annotated[str | None, Option(help="The population on whose budget it draws: the same people, say.")]
 
 
 @data_app.command("register")
 def register(
-    name: Annotated[str, typer.Argument(help="What recipes will call it.")],
-    path: Annotated[
-        pathlib.Path | None, typer.Argument(help="An .npz or .jsonl(.gz) file, or a population folder.")
-    ] = None,
+    name: Annotated[str, Argument(help="What recipes will call it.")],
+    path: Annotated[pathlib.Path | None, Argument(help="An .npz or .jsonl(.gz) file, or a population folder.")] = None,
     population: Bound = None,
     examples: Examples = None,
     examples_per_user: Each = None,
     exact: Exact = None,
     classes: Classes = None,
-    users: Annotated[str, typer.Option(help="npz, jsonl: the name of the user ids.")] = "user",
-    images: Annotated[str, typer.Option(help="npz: the name of the images.")] = "x",
-    labels: Annotated[str, typer.Option(help="npz: the name of the labels; empty for none.")] = "y",
-    sentences: Annotated[str, typer.Option(help="jsonl: the name of the sentences.")] = "text",
-    attributes: Annotated[str, typer.Option(help="Columns of whole numbers to select by, with commas.")] = "",
-    deal_to: Annotated[int | None, typer.Option(min=1, help="npz without users: deal rows to so many.")] = None,
-    unit: Annotated[str, typer.Option(help="What such a user is: user or silo.")] = "user",
-    epsilon: Annotated[float | None, typer.Option(help="Its budget: what all runs together may spend.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Of the budget: well below 1 / population.")] = None,
+    users: Annotated[str, Option(help="npz, jsonl: the name of the user ids.")] = "user",
+    images: Annotated[str, Option(help="npz: the name of the images.")] = "x",
+    labels: Annotated[str, Option(help="npz: the name of the labels; empty for none.")] = "y",
+    sentences: Annotated[str, Option(help="jsonl: the name of the sentences.")] = "text",
+    attributes: Annotated[str, Option(help="Columns of whole numbers to select by, with commas.")] = "",
+    deal_to: Annotated[int | None, Option(min=1, help="npz without users: deal rows to so many.")] = None,
+    unit: Annotated[str, Option(help="What such a user is: user or silo.")] = "user",
+    epsilon: Annotated[float | None, Option(help="Its budget: what all runs together may spend.")] = None,
+    delta: Annotated[float | None, Option(help="Of the budget: well below 1 / population.")] = None,
     budget: Bind = None,
     allow: Allow = None,
     algorithms: Algorithms = None,
     minimum_noise: Noise = None,
     largest_epsilon: Largest = None,
-    update: Annotated[bool, typer.Option("--update", help="The data of a registered population have changed.")] = False,
-    pin: Annotated[bool, typer.Option("--pin", help="And pin this machine to this ledger (fedlens data pin).")] = False,
+    update: Annotated[bool, Option("--update", help="The data of a registered population have changed.")] = False,
+    pin: Annotated[bool, Option("--pin", help="And pin this machine to this ledger (fedlens data pin).")] = False,
     ledger: Book = DEFAULT_BOOK,
     key: Key = None,
     who: Who = None,
@@ -145,23 +136,11 @@ def register(
         raise ValueError("Expected the PATH of the data to register.")
     if (epsilon is None) != (delta is None):
         raise ValueError("Expected --epsilon and --delta together: they are its budget.")
-    given = Bounds(
-        population=population,
-        examples=examples,
-        examples_per_user=examples_per_user,
-        exact=exact or False,
-        classes=classes,
-    )
+    sizes = {"population": population, "examples": examples, "examples_per_user": examples_per_user}
+    given = Bounds(**sizes, exact=exact or False, classes=classes)
     if before is None:
-        source = described(
-            path or pathlib.Path(),
-            users=users,
-            images=images,
-            labels=labels or None,
-            text=sentences,
-            attributes=tuple(_names(attributes)),
-            deal_to=deal_to,
-        )
+        columns = {"users": users, "images": images, "labels": labels or None, "text": sentences}
+        source = described(path or pathlib.Path(), **columns, attributes=tuple(_names(attributes)), deal_to=deal_to)
         policy = _policy(None, allow, algorithms, minimum_noise, largest_epsilon)
         made = owner.register(name, source, given, policy=policy, unit=unit, budget=budget)
     else:
@@ -171,7 +150,7 @@ def register(
             " it, and the budget counts both as one population."
         )
     if epsilon is not None and delta is not None:
-        _set_budget(book, made.budget or name, epsilon, delta, made.population, made.unit)
+        _set_budget(book, made, epsilon, delta)
     if pin:
         _pin(ledger, functions=False)
     say(made.public(), "\n".join(made.lines()), as_json)
@@ -179,7 +158,7 @@ def register(
 
 @data_app.command("policy")
 def policy(
-    name: Annotated[str, typer.Argument(help="A registered population.")],
+    name: Annotated[str, Argument(help="A registered population.")],
     population: Bound = None,
     examples: Examples = None,
     examples_per_user: Each = None,
@@ -200,15 +179,9 @@ def policy(
     known = owner.registered(name)
     if known is None:
         raise ValueError(f"Expected a registered population, and {name!r} is none (fedlens data register).")
-    bounds = {
-        "population": population,
-        "examples": examples,
-        "examples_per_user": examples_per_user,
-        "exact": exact,
-        "classes": classes,
-        "budget": budget,
-    }
-    changes: dict[str, Any] = {key: value for key, value in bounds.items() if value is not None}
+    sizes = {"population": population, "examples": examples, "examples_per_user": examples_per_user}
+    given: dict[str, Any] = sizes | {"exact": exact, "classes": classes, "budget": budget}
+    changes = {key: value for key, value in given.items() if value is not None}
     asked = _policy(known.policy, allow, algorithms, minimum_noise, largest_epsilon)
     if changes or asked != known.policy:
         known = owner.changed(known, **changes, policy=asked)
@@ -226,7 +199,7 @@ def show(ledger: Book = DEFAULT_BOOK, as_json: Json = False) -> None:
 
 @data_app.command("public")
 def public(
-    paths: Annotated[list[pathlib.Path], typer.Argument(help="Images (.npz), text or lists of words.")],
+    paths: Annotated[list[pathlib.Path], Argument(help="Images (.npz), text or lists of words.")],
     ledger: Book = DEFAULT_BOOK,
     key: Key = None,
     who: Who = None,
@@ -243,13 +216,9 @@ def public(
 @data_app.command("pin")
 def pin(
     ledger: Book = DEFAULT_BOOK,
-    functions: Annotated[
-        bool, typer.Option("--functions", help="Recipes may name functions of one's own: imported here.")
-    ] = False,
-    witness: Annotated[
-        str, typer.Option(help="The ledger's witness (fedlens ledger witness): asked for from now on.")
-    ] = "",
-    machine: Annotated[bool, typer.Option("--machine", help="For all users of this machine, in /etc.")] = False,
+    functions: Annotated[bool, Option("--functions", help="Recipes may name own functions: imported here.")] = False,
+    witness: Annotated[str, Option(help="The ledger's witness (fedlens ledger witness): asked for from now on.")] = "",
+    machine: Annotated[bool, Option("--machine", help="For all users of this machine, in /etc.")] = False,
     as_json: Json = False,
 ) -> None:
     """By the owner of a machine: from now on this ledger counts, and unregistered data are refused. Undo it by hand."""
@@ -305,11 +274,12 @@ def _policy(
         return Policy.model_validate((known.model_dump() if known else {}) | changes)
 
 
-def _set_budget(book: "Ledger", name: str, epsilon: float, delta: float, size: int | None, unit: str) -> None:
+def _set_budget(book: "Ledger", made: "Registration", epsilon: float, delta: float) -> None:
     from fedlens.ledger import Budget
     from fedlens.privacy import Unit
 
-    budget = Budget(population=name, epsilon=epsilon, delta=delta, size=size, unit=Unit(unit))
+    name, size, unit = made.budget or made.name, made.population, Unit(made.unit)
+    budget = Budget(population=name, epsilon=epsilon, delta=delta, size=size, unit=unit)
     book.set_budget(budget, why="fedlens data register")
     aside(f"{name}: budget {budget.text}")
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.options import (
     FAILED,
@@ -32,17 +33,15 @@ ledger_app = typer.Typer(no_args_is_help=True, help="Budgets: what was spent, by
 
 @ledger_app.command("init")
 def ledger_init(
-    population: Annotated[str, typer.Option(help="Its name in the ledger: that of its file, or data.name.")],
-    epsilon: Annotated[float, typer.Option(help="What all runs together may spend.")],
-    delta: Annotated[float, typer.Option(help="Well below 1 / size.")],
-    size: Annotated[int | None, typer.Option(help="The public number of units, or an upper bound.")] = None,
-    unit: Annotated[str, typer.Option(help="user, example or silo.")] = "user",
-    neighbours: Annotated[str, typer.Option(help="add/remove or replace-one.")] = "add/remove",
-    window: Annotated[float | None, typer.Option(help="Days after which what was spent no longer counts.")] = None,
-    review: Annotated[bool, typer.Option("--review/--no-review", help="Runs need an approved request.")] = False,
-    reviewer: Annotated[
-        list[str] | None, typer.Option(help="Public key of one who may approve; repeatable, implies --review.")
-    ] = None,
+    population: Annotated[str, Option(help="Its name in the ledger: that of its file, or data.name.")],
+    epsilon: Annotated[float, Option(help="What all runs together may spend.")],
+    delta: Annotated[float, Option(help="Well below 1 / size.")],
+    size: Annotated[int | None, Option(help="The public number of units, or an upper bound.")] = None,
+    unit: Annotated[str, Option(help="user, example or silo.")] = "user",
+    neighbours: Annotated[str, Option(help="add/remove or replace-one.")] = "add/remove",
+    window: Annotated[float | None, Option(help="Days after which what was spent no longer counts.")] = None,
+    review: Annotated[bool, Option("--review/--no-review", help="Runs need an approved request.")] = False,
+    reviewer: Annotated[list[str] | None, Option(help="A reviewer's public key; repeatable, implies --review.")] = None,
     ledger: Book = DEFAULT_BOOK,
     key: Key = None,
     who: Who = None,
@@ -127,7 +126,7 @@ def say_request(book: "Ledger", number: int, as_json: bool) -> None:
 
 @ledger_app.command("review")
 def ledger_review(
-    number: Annotated[int | None, typer.Argument(help="One request, in full.")] = None,
+    number: Annotated[int | None, Argument(help="One request, in full.")] = None,
     ledger: Book = DEFAULT_BOOK,
     as_json: Json = False,
 ) -> None:
@@ -142,8 +141,8 @@ def ledger_review(
     say({"requests": [weighed.to_dict() for weighed in every]}, _text(lines) or "No requests.", as_json)
 
 
-Number = Annotated[int, typer.Argument(help="The number of the request (fedlens ledger review).")]
-Note = Annotated[str, typer.Option("--note", help="For the one who asked.")]
+Number = Annotated[int, Argument(help="The number of the request (fedlens ledger review).")]
+Note = Annotated[str, Option(help="For the one who asked.")]
 
 
 def _verdict(approved: bool) -> Callable[..., None]:
@@ -172,7 +171,7 @@ ledger_app.command("reject", help="Refuse a request.")(_verdict(False))
 
 @ledger_app.command("close")
 def ledger_close(
-    run: Annotated[str, typer.Argument(help="A run that will not be resumed, such as look-t1-3fa2c1.")],
+    run: Annotated[str, Argument(help="A run that will not be resumed, such as look-t1-3fa2c1.")],
     ledger: Book = DEFAULT_BOOK,
     out: Out = pathlib.Path("runs"),
     key: Key = None,
@@ -198,20 +197,12 @@ def ledger_close(
 @ledger_app.command("verify")
 def ledger_verify(
     ledger: Book = DEFAULT_BOOK,
-    runs: Annotated[
-        pathlib.Path | None,
-        typer.Option("--runs", help="Check the models in these run folders too. Default: beside it."),
-    ] = None,
-    head: Annotated[
-        str | None, typer.Option("--head", metavar="NUMBER:HASH", help="A head that was written down elsewhere.")
-    ] = None,
+    runs: Annotated[pathlib.Path | None, Option(help="Run folders to check as well. Default: those beside it.")] = None,
+    head: Annotated[str | None, Option(metavar="NUMBER:HASH", help="A head that was written down elsewhere.")] = None,
     vocabularies: Annotated[
-        list[pathlib.Path] | None,
-        typer.Option("--vocabulary", help="A learnt list of words to check as well; repeatable."),
+        list[pathlib.Path] | None, Option("--vocabulary", help="A learnt list of words to check as well; repeatable.")
     ] = None,
-    witness: Annotated[
-        str | None, typer.Option("--witness", help="The witness that the ledger must have. Default: $FEDLENS_WITNESS.")
-    ] = None,
+    witness: Annotated[str | None, Option(help="The witness the ledger must have. Default: $FEDLENS_WITNESS.")] = None,
     as_json: Json = False,
 ) -> None:
     """Look for entries that were edited, are missing or out of order, and for files that are not the booked ones."""
@@ -242,11 +233,9 @@ def ledger_verify(
 
 @ledger_app.command("witness")
 def ledger_witness(
-    to: Annotated[
-        str | None, typer.Option("--to", help="A file on another disk, or postgresql://…; made if it is not there.")
-    ] = None,
+    to: Annotated[str | None, Option(help="A file on another disk, or postgresql://…; made if not there.")] = None,
     lost: Annotated[
-        bool, typer.Option("--lost", help="The witness it has is lost: do without its word. This is written down.")
+        bool, Option("--lost", help="The witness is lost: do without its word; it is written down.")
     ] = False,
     ledger: Book = DEFAULT_BOOK,
     key: Key = None,
@@ -266,8 +255,7 @@ def ledger_witness(
 
 @ledger_app.command("key")
 def ledger_key(
-    to: Annotated[pathlib.Path, typer.Option("--to", help="The private key; keep it to yourself.")],
-    as_json: Json = False,
+    to: Annotated[pathlib.Path, Option(help="The private key; keep it to yourself.")], as_json: Json = False
 ) -> None:
     """Make an Ed25519 key to sign budgets and reviews with; prints its public half."""
     from fedlens.ledger import keys

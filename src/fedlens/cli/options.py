@@ -7,34 +7,26 @@ import sys
 from collections.abc import Callable
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 FAILED, USAGE, OVER_BUDGET, NOT_APPROVED, INTERRUPTED = 1, 2, 3, 4, 130
 
-Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON, and nothing else, to standard output.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Change one setting of the recipe; repeatable.")
-]
-Out = Annotated[pathlib.Path, typer.Option("--out", help="Where run folders are made.")]
+Json = Annotated[bool, Option("--json", help="Print the answer as JSON, and nothing else, to standard output.")]
+Sets = Annotated[list[str] | None, Option("--set", metavar="A.B=C", help="Change a setting of the recipe; repeatable.")]
+Out = Annotated[pathlib.Path, Option(help="Where run folders are made.")]
 LedgerPath = Annotated[
     str | None,
-    typer.Option(
-        "--ledger",
-        help="The ledger of what was released: a file, or postgresql://… for teams. Default: ledger.sqlite in --out.",
+    Option(
+        help="The ledger of what was released: a file, or postgresql://… for teams. Default: ledger.sqlite in --out."
     ),
 ]
-Book = Annotated[str, typer.Option("--ledger", help="A file, or postgresql://… for teams.")]
-Who = Annotated[str | None, typer.Option("--who", help="In whose name; by default the login name.")]
-Why = Annotated[str, typer.Option("--why", help="Kept in the ledger.")]
-Key = Annotated[pathlib.Path | None, typer.Option("--key", help="Sign with this key (fedlens ledger key).")]
-Simulate = Annotated[
-    int | None,
-    typer.Option(
-        "--simulate", metavar="SEED", help="Derive noise and cohorts from a seed. Repeatable, and NOT private."
-    ),
-]
-Device = Annotated[str | None, typer.Option("--device", help="cpu or cuda. Default: cuda where there is one.")]
-RecipeFile = Annotated[pathlib.Path, typer.Argument(help="A recipe (TOML); `fedlens init` writes one.")]
+Book = Annotated[str, Option(help="A file, or postgresql://… for teams.")]
+Who = Annotated[str | None, Option(help="In whose name; by default the login name.")]
+Why = Annotated[str, Option(help="Kept in the ledger.")]
+Key = Annotated[pathlib.Path | None, Option(help="Sign with this key (fedlens ledger key).")]
+Simulate = Annotated[int | None, Option(metavar="SEED", help="Noise and cohorts from a seed: repeatable, NOT private.")]
+Device = Annotated[str | None, Option(help="cpu or cuda. Default: cuda where there is one.")]
+RecipeFile = Annotated[pathlib.Path, Argument(help="A recipe (TOML); `fedlens init` writes one.")]
 
 
 def modelers(command: Callable[..., None]) -> Callable[..., None]:

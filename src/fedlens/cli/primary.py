@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.options import Book, Json, modelers, say
 from fedlens.runs.books import DEFAULT_BOOK
@@ -15,13 +16,13 @@ primary_app = typer.Typer(no_args_is_help=True, help="Train or check the model w
 @primary_app.command("train")
 @modelers
 def train(
-    path: Annotated[pathlib.Path, typer.Argument(help="An .npz file of PUBLIC images and labels.")],
-    to: Annotated[pathlib.Path, typer.Option(help="The file to write, such as cnn.safetensors.")],
-    images: Annotated[str, typer.Option(help="The name of the images.")] = "x",
-    labels: Annotated[str, typer.Option(help="The name of the labels.")] = "y",
-    network: Annotated[str, typer.Option(help="paper (Augenstein et al. 2020; side 18 or more) or small.")] = "paper",
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the images.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same model.")] = 0,
+    path: Annotated[pathlib.Path, Argument(help="An .npz file of PUBLIC images and labels.")],
+    to: Annotated[pathlib.Path, Option(help="The file to write, such as cnn.safetensors.")],
+    images: Annotated[str, Option(help="The name of the images.")] = "x",
+    labels: Annotated[str, Option(help="The name of the labels.")] = "y",
+    network: Annotated[str, Option(help="paper (Augenstein et al. 2020; side 18 or more) or small.")] = "paper",
+    epochs: Annotated[int, Option(min=1, help="Passes over the images.")] = 3,
+    seed: Annotated[int, Option(min=0, help="The same seed gives the same model.")] = 0,
     ledger: Book = DEFAULT_BOOK,
     as_json: Json = False,
 ) -> None:
@@ -56,14 +57,14 @@ def train(
 @primary_app.command("check")
 @modelers
 def check(
-    path: Annotated[pathlib.Path, typer.Argument(help="A classifier: TorchScript, torch.export or our safetensors.")],
-    side: Annotated[int, typer.Option(min=1, help="Pixels per side of its images.")],
-    channels: Annotated[int, typer.Option(min=1, help="1 for grey, 3 for colour.")] = 1,
-    classes: Annotated[int | None, typer.Option(help="How many classes it must have.")] = None,
+    path: Annotated[pathlib.Path, Argument(help="A classifier: TorchScript, torch.export or our safetensors.")],
+    side: Annotated[int, Option(min=1, help="Pixels per side of its images.")],
+    channels: Annotated[int, Option(min=1, help="1 for grey, 3 for colour.")] = 1,
+    classes: Annotated[int | None, Option(help="How many classes it must have.")] = None,
     values: Annotated[
-        str, typer.Option(help="Pixels as it wants them: minus-one-to-one, zero-to-one or bytes (0 to 255).")
+        str, Option(help="Pixels as it wants them: minus-one-to-one, zero-to-one or bytes (0 to 255).")
     ] = "minus-one-to-one",
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="It takes [n, side, side, channels].")] = False,
+    channels_last: Annotated[bool, Option("--channels-last", help="It takes [n, side, side, channels].")] = False,
     as_json: Json = False,
 ) -> None:
     """Open a model, ask it about made-up images, and say what it is. A program must compute and do nothing else."""

@@ -1,4 +1,4 @@
-"""`fedlens reproduce`: the results in docs/results, from scratch."""
+"""`fedlens reproduce` and `fedlens account`: our results, from scratch; and what published guarantees are worth."""
 
 import json
 import os
@@ -8,103 +8,96 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.options import Device, Json, aside, modelers, say
 
 if TYPE_CHECKING:
     from fedlens.experiments.trials import Row
 
-reproduce_app = typer.Typer(no_args_is_help=True, help="Make the results of docs/results again, on data you may see.")
+reproduce_app = typer.Typer()
+account_app = typer.Typer(no_args_is_help=True, help="What published guarantees are worth.")
 
 
-Names = Annotated[list[str] | None, typer.Option("--row", help="Only these rows; may be given again.")]
-TogetherCount = Annotated[int, typer.Option(min=1, help="Models that train in one vectorised run.")]
-Minutes = Annotated[float | None, typer.Option(help="Start no further training after so many minutes.")]
-Train = Annotated[bool, typer.Option("--train/--no-train", help="Train what is missing.")]
-Diagnose = Annotated[bool, typer.Option("--diagnose/--no-diagnose", help="Contrast what is trained.")]
-Folder = Annotated[pathlib.Path, typer.Option(help="What is there already is not made again.")]
-
-
-@reproduce_app.command("sensitivity")
+@reproduce_app.command()
 @modelers
-def sensitivity(
-    out: Folder = pathlib.Path("runs/sensitivity"),
-    names: Names = None,
-    together: TogetherCount = 12,
-    minutes: Minutes = None,
-    train: Train = True,
-    diagnose: Diagnose = True,
+def reproduce(
+    what: Annotated[str, Argument(help="sensitivity, of MNIST by writer; or text, of the speakers and the chat.")],
+    out: Annotated[pathlib.Path | None, Option(help="What is there is not made again. Default: runs/WHAT.")] = None,
+    names: Annotated[list[str] | None, Option("--row", help="Only these rows; may be given again.")] = None,
+    together: Annotated[int, Option(min=1, help="Models that train in one vectorised run.")] = 12,
+    minutes: Annotated[float | None, Option(help="Start no further training after so many minutes.")] = None,
+    train: Annotated[bool, Option("--train/--no-train", help="Train what is missing.")] = True,
+    diagnose: Annotated[bool, Option("--diagnose/--no-diagnose", help="Contrast what is trained.")] = True,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
-    """How small may epsilon be, and how rare a bug? Needs FEDLENS_DATA with MNIST by writer, and best a GPU."""
+    """Make the results of docs/results again, on data you may see: needs FEDLENS_DATA, and best a GPU."""
     from fedlens.core import files
-    from fedlens.experiments import images, trials
-
-    chosen = trials.chosen_rows(names, images.ROWS)
-    if train:
-        _train(chosen, out, together, minutes, device)
-    if diagnose:
-        results = trials.diagnosed(chosen, out, aside)
-        files.write(out / "curve.svg", images.curve(results))
-        _tell(results, images.table(results), out, as_json)
-
-
-@reproduce_app.command("text")
-@modelers
-def text(
-    out: Folder = pathlib.Path("runs/text"),
-    names: Names = None,
-    together: TogetherCount = 12,
-    minutes: Minutes = None,
-    train: Train = True,
-    diagnose: Diagnose = True,
-    device: Device = None,
-    as_json: Json = False,
-) -> None:
-    """How rare may a bug of the tokenizer be? Needs FEDLENS_DATA with the speakers and the chat, best a GPU."""
-    from fedlens.core import files
-    from fedlens.experiments import text as text_experiments
-    from fedlens.experiments import trials
-
-    data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text_experiments.SPEAKERS
-    if not data.exists():
-        raise ValueError(f"Expected {data.name} in the folder that FEDLENS_DATA names.")
-    text_experiments.split(data, out)
-    chosen = trials.chosen_rows(names, text_experiments.rows(out))
-    if train:
-        _train(chosen, out, together, minutes, device)
-    if diagnose:
-        results = trials.diagnosed(chosen, out, aside)
-        made = [
-            of(chosen, out)
-            for of in (
-                text_experiments.searched,
-                text_experiments.by_position,
-                text_experiments.found_words,
-                text_experiments.next_word_accuracy,
-            )
-        ]
-        filled = [table for table in made if len(table.splitlines()) > 2]
-        tables = "\n".join([text_experiments.table(results), *filled])
-        files.write(out / "positions.svg", text_experiments.picture(chosen, out))
-        _tell(results, tables, out, as_json)
-
-
-def _train(
-    chosen: "Sequence[Row]", out: pathlib.Path, together: int, minutes: float | None, device: str | None
-) -> None:
     from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
-    until = time.time() + 60 * minutes if minutes else float("inf")
-    where = device or default_device()
-    trials.trained(chosen, out, device=where, together=together, until=until, say=aside)
+    if what not in ("sensitivity", "text"):
+        raise ValueError(f"Expected sensitivity or text to reproduce, got {what!r}.")
+    out = out or pathlib.Path("runs", what)
+    chosen = trials.chosen_rows(names, _rows_of_images() if what == "sensitivity" else _rows_of_text(out))
+    if train:
+        until = time.time() + 60 * minutes if minutes else float("inf")
+        where = device or default_device()
+        trials.trained(chosen, out, device=where, together=together, until=until, say=aside)
+    if diagnose:
+        results = trials.diagnosed(chosen, out, aside)
+        tables = _of_images(results, out) if what == "sensitivity" else _of_text(results, chosen, out)
+        files.write(out / "results.json", json.dumps(results, indent=1))
+        files.write(out / "table.md", tables)
+        say(results, tables, as_json)
 
 
-def _tell(results: list[dict[str, Any]], tables: str, out: pathlib.Path, as_json: bool) -> None:
+def _rows_of_images() -> "Sequence[Row]":
+    from fedlens.experiments import images
+
+    return images.ROWS
+
+
+def _of_images(results: list[dict[str, Any]], out: pathlib.Path) -> str:
+    """How small may epsilon be, and how rare a bug?"""
     from fedlens.core import files
+    from fedlens.experiments import images
 
-    files.write(out / "results.json", json.dumps(results, indent=1))
-    files.write(out / "table.md", tables)
-    say(results, tables, as_json)
+    files.write(out / "curve.svg", images.curve(results))
+    return images.table(results)
+
+
+def _rows_of_text(out: pathlib.Path) -> "Sequence[Row]":
+    from fedlens.experiments import text
+
+    data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text.SPEAKERS
+    if not data.exists():
+        raise ValueError(f"Expected {data.name} in the folder that FEDLENS_DATA names.")
+    text.split(data, out)
+    return text.rows(out)
+
+
+def _of_text(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathlib.Path) -> str:
+    """How rare may a bug of the tokenizer be?"""
+    from fedlens.core import files
+    from fedlens.experiments import text
+
+    measures = text.searched, text.by_position, text.found_words, text.next_word_accuracy
+    filled = [made for measure in measures if len((made := measure(chosen, out)).splitlines()) > 2]
+    files.write(out / "positions.svg", text.picture(chosen, out))
+    return "\n".join([text.table(results), *filled])
+
+
+@account_app.callback()
+def account() -> None:
+    """What published guarantees are worth."""
+
+
+@account_app.command("papers")
+def papers(as_json: Json = False) -> None:
+    """Every epsilon the five papers print: how they got it, what is valid instead, and a verdict. About a minute."""
+    from fedlens.privacy import papers
+
+    rows = papers.rows()
+    say([row.to_dict() for row in rows], "\n".join(line for row in rows for line in row.lines()), as_json)

@@ -7,6 +7,7 @@ import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.data import owner_if_there
 from fedlens.cli.options import (
@@ -36,18 +37,15 @@ runs_app = typer.Typer()
 DEMO_BUDGET = 10.0
 PIXELS = "minus-one-to-one"  # what a primary model expects, unless told otherwise
 Vouching = Annotated[
-    str | None,
-    typer.Option(
-        "--ledger", help=f"Must confirm what the models cost. Default: the one beside, or {DEFAULT_BOOK}, if there."
-    ),
+    str | None, Option(help=f"Must confirm what the models cost. Default: the one beside, or {DEFAULT_BOOK}, if there.")
 ]
 
 
 @runs_app.command()
 @modelers
 def demo(
-    what: Annotated[str, typer.Argument(help="images or text")] = "images",
-    bug: Annotated[bool, typer.Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
+    what: Annotated[str, Argument(help="images or text")] = "images",
+    bug: Annotated[bool, Option("--bug/--no-bug", help="Plant the bug, or leave the data as it is.")] = True,
     out: Out = pathlib.Path("runs"),
     ledger: LedgerPath = None,
     simulate: Simulate = None,
@@ -70,19 +68,13 @@ def demo(
 @runs_app.command()
 @modelers
 def init(
-    task: Annotated[
-        str, typer.Option(help="T1 sanity check, T2 misclassified examples, T3 unknown words, T4 weak users.")
-    ] = "T1",
-    data: Annotated[
-        str, typer.Option(help="A registered population; or an .npz or .jsonl file, or a population folder.")
-    ] = "data.npz",
-    model: Annotated[
-        str, typer.Option(help="T2, T4: the primary model, as a file written by fedlens.")
-    ] = "cnn.safetensors",
-    vocabulary: Annotated[str, typer.Option("--vocab", help="T3: known words, one a line.")] = "",
-    baseline: Annotated[str, typer.Option(help="T3: the folder of an earlier model, to compare with.")] = "",
-    to: Annotated[pathlib.Path, typer.Option("--to", help="The recipe to write.")] = pathlib.Path("recipe.toml"),
-    ledger: Annotated[str | None, typer.Option("--ledger", help="Where populations are registered.")] = None,
+    task: Annotated[str, Option(help="T1 sanity, T2 misclassified examples, T3 unknown words, T4 weak users.")] = "T1",
+    data: Annotated[str, Option(help="A registered population; .npz, .jsonl or population folder.")] = "data.npz",
+    model: Annotated[str, Option(help="T2, T4: the primary model, as a file written by fedlens.")] = "cnn.safetensors",
+    vocabulary: Annotated[str, Option("--vocab", help="T3: known words, one a line.")] = "",
+    baseline: Annotated[str, Option(help="T3: the folder of an earlier model, to compare with.")] = "",
+    to: Annotated[pathlib.Path, Option(help="The recipe to write.")] = pathlib.Path("recipe.toml"),
+    ledger: Annotated[str | None, Option(help="Where populations are registered.")] = None,
     as_json: Json = False,
 ) -> None:
     """Write a commented recipe to start from."""
@@ -90,11 +82,10 @@ def init(
 
     owner = owner_if_there(ledger)
     known = owner.known(data) if owner else None
-    registered: dict[str, Any] = (
-        {"registered": True, "population": known.population, "facts": known.facts} if known else {}
-    )
     given: dict[str, Any] = {"model": model, "vocabulary": vocabulary, "baseline": baseline}
-    text = templates.recipe(task, data, shlex.quote(str(to)), **registered, **given)
+    if known:
+        given |= {"registered": True, "population": known.population, "facts": known.facts}
+    text = templates.recipe(task, data, shlex.quote(str(to)), **given)
     if to.exists():
         raise ValueError(f"Expected no file at {to}; it would be overwritten.")
     files.write(to, text)
@@ -106,19 +97,13 @@ def init(
 def plan(
     recipe: RecipeFile,
     sets: Sets = None,
-    ledger: Annotated[
-        str | None, typer.Option("--ledger", help=f"Whose budget it would draw on. Default: {DEFAULT_BOOK}, if there.")
-    ] = None,
-    target_eps: Annotated[
-        float | None, typer.Option("--target-eps", help="Calibrate the noise to this epsilon instead.")
-    ] = None,
+    ledger: Annotated[str | None, Option(help=f"Whose budget it draws on. Default: {DEFAULT_BOOK}, if there.")] = None,
+    target_eps: Annotated[float | None, Option(help="Calibrate the noise to this epsilon instead.")] = None,
     sweep: Annotated[
-        str | None,
-        typer.Option("--sweep", metavar="A=1,2,B=3,4", help="The cost of every combination of privacy settings."),
+        str | None, Option(metavar="A=1,2,B=3,4", help="The cost of all combinations of settings.")
     ] = None,
     published: Annotated[
-        str | None,
-        typer.Option("--published", metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee."),
+        str | None, Option(metavar="PAPER", help="Also the epsilon this paper would print; NOT a guarantee.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -154,10 +139,8 @@ def plan(
 @runs_app.command()
 @modelers
 def run(
-    recipe: Annotated[pathlib.Path | None, typer.Argument(help="A recipe (TOML).")] = None,
-    resume: Annotated[
-        pathlib.Path | None, typer.Option("--resume", help="Go on with an interrupted run folder.")
-    ] = None,
+    recipe: Annotated[pathlib.Path | None, Argument(help="A recipe (TOML).")] = None,
+    resume: Annotated[pathlib.Path | None, Option(help="Go on with an interrupted run folder.")] = None,
     sets: Sets = None,
     out: Out = pathlib.Path("runs"),
     ledger: LedgerPath = None,
@@ -185,23 +168,18 @@ def run(
 @runs_app.command()
 @modelers
 def compare(
-    left: Annotated[pathlib.Path, typer.Argument(help="The suspicious group: a model folder, such as runs/x/low.")],
-    right: Annotated[pathlib.Path, typer.Argument(help="The healthy group, such as runs/x/high.")],
-    to: Annotated[
-        pathlib.Path | None, typer.Option("--to", help="Folder for the report. Default: <left>-vs-<right>.")
-    ] = None,
+    left: Annotated[pathlib.Path, Argument(help="The suspicious group: a model folder, such as runs/x/low.")],
+    right: Annotated[pathlib.Path, Argument(help="The healthy group, such as runs/x/high.")],
+    to: Annotated[pathlib.Path | None, Option(help="Folder for the report. Default: <left>-vs-<right>.")] = None,
     before: Annotated[
         pathlib.Path | None,
-        typer.Option("--before", help="Folder of an earlier report: its findings that are gone are told as resolved."),
+        Option(help="Folder of an earlier report: its findings that are gone are told as resolved."),
     ] = None,
-    model: Annotated[
-        pathlib.Path | None, typer.Option("--model", help="A primary model, to tell classes apart.")
-    ] = None,
-    values: Annotated[str, typer.Option(help="The pixels that model expects, as in a recipe.")] = PIXELS,
-    channels_last: Annotated[bool, typer.Option("--channels-last", help="And in which order.")] = False,
+    model: Annotated[pathlib.Path | None, Option(help="A primary model, to tell classes apart.")] = None,
+    values: Annotated[str, Option(help="The pixels that model expects, as in a recipe.")] = PIXELS,
+    channels_last: Annotated[bool, Option("--channels-last", help="And in which order.")] = False,
     kinds: Annotated[
-        list[str] | None,
-        typer.Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another fault that could explain it."),
+        list[str] | None, Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another fault that could explain it.")
     ] = None,
     ledger: Vouching = None,
     as_json: Json = False,
@@ -221,7 +199,7 @@ def compare(
 @runs_app.command()
 @modelers
 def report(
-    folder: Annotated[pathlib.Path, typer.Argument(help="A finished run folder, or one model folder in it.")],
+    folder: Annotated[pathlib.Path, Argument(help="A finished run folder, or one model folder in it.")],
     ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
@@ -242,17 +220,13 @@ def report(
 @runs_app.command()
 @modelers
 def sample(
-    folder: Annotated[pathlib.Path, typer.Argument(help="A model folder, such as runs/x/low.")],
-    count: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
-    seed: Annotated[int, typer.Option(help="Of the public latents.")] = 0,
+    folder: Annotated[pathlib.Path, Argument(help="A model folder, such as runs/x/low.")],
+    count: Annotated[int, Option(min=1, max=1_000_000, help="How many images, words or sentences.")] = 64,
+    seed: Annotated[int, Option(help="Of the public latents.")] = 0,
     beams: Annotated[
-        int | None,
-        typer.Option(min=1, max=100_000, help="Text: search for the likeliest instead, with so many beams."),
+        int | None, Option(min=1, max=100_000, help="Text: search for the likeliest instead, with so many beams.")
     ] = None,
-    to: Annotated[
-        pathlib.Path | None,
-        typer.Option("--to", help="Default: samples-<seed> or likeliest .safetensors in the folder."),
-    ] = None,
+    to: Annotated[pathlib.Path | None, Option(help="Default: samples-<seed> or likeliest .safetensors there.")] = None,
     ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
@@ -297,9 +271,8 @@ def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
     book = Ledger(address)
     if seed is None and book.budget(recipe.population) is None:
         size, delta = recipe.privacy.population, recipe.privacy.delta
-        book.set_budget(
-            Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size), why="fedlens demo"
-        )
+        budget = Budget(population=recipe.population, epsilon=DEMO_BUDGET, delta=delta, size=size)
+        book.set_budget(budget, why="fedlens demo")
         aside(
             f"population {recipe.population!r} gets a budget of epsilon {DEMO_BUDGET:g} in {address};"
             " for another demonstration take another --out"

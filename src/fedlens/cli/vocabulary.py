@@ -4,37 +4,24 @@ import pathlib
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from fedlens.cli.ledger import say_request
-from fedlens.cli.options import (
-    INTERRUPTED,
-    Book,
-    Device,
-    Json,
-    Simulate,
-    Why,
-    aside,
-    modelers,
-    say,
-)
+from fedlens.cli.options import INTERRUPTED, Book, Device, Json, Simulate, Why, aside, modelers, say
 from fedlens.runs.books import DEFAULT_BOOK, ledger_at
 
 vocabulary_app = typer.Typer(
     no_args_is_help=True, help="Lists of known words: counted in public text, or learnt from private text at a price."
 )
-Size = Annotated[int, typer.Option(min=1, help="How many words, at most.")]
-To = Annotated[
-    pathlib.Path, typer.Option("--to", help="The list to write, one word a line; its origin goes beside it.")
-]
-Tokenizer = Annotated[str, typer.Option(help="plain, whitespace, or package.module:function; as in the recipe.")]
+Size = Annotated[int, Option(min=1, help="How many words, at most.")]
+To = Annotated[pathlib.Path, Option(help="The list to write, one word a line; its origin goes beside it.")]
+Tokenizer = Annotated[str, Option(help="plain, whitespace, or package.module:function; as in the recipe.")]
 
 
 @vocabulary_app.command("count")
 @modelers
 def count(
-    text: Annotated[
-        pathlib.Path, typer.Argument(help="PUBLIC text: a plain file with a sentence a line, or .jsonl(.gz).")
-    ],
+    text: Annotated[pathlib.Path, Argument(help="PUBLIC text: a plain file with a sentence a line, or .jsonl(.gz).")],
     size: Size = 10_000,
     to: To = pathlib.Path("vocab.txt"),
     tokenizer: Tokenizer = "plain",
@@ -56,28 +43,22 @@ def count(
 @vocabulary_app.command("learn")
 @modelers
 def learn(
-    data: Annotated[
-        str, typer.Argument(help="A registered population; or .jsonl(.gz), a folder of it, or a population folder.")
-    ],
-    epsilon: Annotated[float, typer.Option(help="What it may cost.")],
-    delta: Annotated[float, typer.Option(help="Well below 1 / population.")],
-    population: Annotated[int, typer.Option(min=1, help="A public upper bound on all users.")],
-    users: Annotated[
-        int | None, typer.Option(min=1, help="A public guess at how many there are. Default: --population.")
-    ] = None,
+    data: Annotated[str, Argument(help="A registered population, .jsonl(.gz), a folder of it or a population folder.")],
+    epsilon: Annotated[float, Option(help="What it may cost.")],
+    delta: Annotated[float, Option(help="Well below 1 / population.")],
+    population: Annotated[int, Option(min=1, help="A public upper bound on all users.")],
+    users: Annotated[int | None, Option(min=1, help="A public guess at how many there are; else --population.")] = None,
     size: Size = 10_000,
     to: To = pathlib.Path("vocab.txt"),
-    longest: Annotated[int, typer.Option(min=1, max=64, help="Bytes of a word; longer ones cannot be found.")] = 16,
+    longest: Annotated[int, Option(min=1, max=64, help="Bytes of a word; longer ones cannot be found.")] = 16,
     tokenizer: Tokenizer = "plain",
-    user_key: Annotated[str, typer.Option(help="jsonl: the name of the user ids.")] = "user",
-    text_key: Annotated[str, typer.Option(help="jsonl: the name of the sentences.")] = "text",
-    name: Annotated[str | None, typer.Option(help="Of the population in the ledger. Default: that of DATA.")] = None,
+    user_key: Annotated[str, Option(help="jsonl: the name of the user ids.")] = "user",
+    text_key: Annotated[str, Option(help="jsonl: the name of the sentences.")] = "text",
+    name: Annotated[str | None, Option(help="Of the population in the ledger. Default: that of DATA.")] = None,
     ledger: Book = DEFAULT_BOOK,
     simulate: Simulate = None,
     device: Device = None,
-    request: Annotated[
-        bool, typer.Option("--request", help="Only ask for the leave to do so, where the budget wants a review.")
-    ] = False,
+    request: Annotated[bool, Option("--request", help="Only ask for leave, where the budget wants a review.")] = False,
     why: Why = "",
     as_json: Json = False,
 ) -> None:

@@ -46,12 +46,10 @@ def write(path: pathlib.Path, content: bytes | str) -> None:
         os.chmod(name, 0o666 & ~_UMASK)  # as open() would have made it
         os.replace(name, path)
     except OSError as error:
-        pathlib.Path(name).unlink(missing_ok=True)
         message = f"Could not save {path.name}, what was there before is untouched: {error.strerror}"
         raise OSError(error.errno, message) from None
-    except BaseException:
+    finally:
         pathlib.Path(name).unlink(missing_ok=True)
-        raise
     _sync(path.parent)
 
 
@@ -102,6 +100,19 @@ def damage(message: str, error: type[ValueError] = ValueError) -> Iterator[None]
         raise error(message) from None
 
 
+@contextlib.contextmanager
+def readable(kind: str, path: pathlib.Path, error: type[ValueError] = ValueError) -> Iterator[None]:
+    """As `damage`, of a file of this kind that must be there: one that cannot be opened is told of as well."""
+    damaged = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
+    try:
+        with damage(damaged, error):
+            yield
+    except FileNotFoundError:
+        raise error(f"Expected the file {path.name}; it is missing.") from None
+    except OSError:  # gzip says so of what it cannot read; and an empty file cannot be mapped
+        raise error(damaged) from None
+
+
 def content(path: pathlib.Path, most: int = MOST_TEXT, error: type[ValueError] = ValueError) -> bytes:
     """All of a file that may not be larger than `most` bytes."""
     with path.open("rb") as file:
@@ -148,7 +159,7 @@ def parsed_json(text: bytes | str, message: str, error: type[ValueError] = Value
         raise error(message)
     with damage(message, error):
         text = text.decode() if isinstance(text, bytes) else text
-        value = json.loads(text, parse_constant=_refused, parse_float=_finite, parse_int=_short)
+        value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=lambda text: int(_short(text)))
         _check_depth(value)
         return value
 
@@ -158,7 +169,7 @@ def parsed_toml(text: str, message: str, error: type[ValueError] = ValueError) -
     if len(text) > MOST_TOML or _LONG_KEY.search(_QUOTED.sub("q", text)):
         raise error(message)
     try:
-        value = tomllib.loads(text, parse_float=_short_float)  # infinity is TOML
+        value = tomllib.loads(text, parse_float=lambda text: float(_short(text)))  # infinity is TOML
         _check_depth(value)
     except tomllib.TOMLDecodeError:
         raise
@@ -185,27 +196,16 @@ def _is(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and (not isinstance(value, bool) or kind is bool)
 
 
-def _refused(text: str) -> Any:
-    raise ValueError
-
-
 def _finite(text: str) -> float:
-    number = _short_float(text)
-    if not math.isfinite(number):
+    if not math.isfinite(number := float(_short(text))):
         raise ValueError
     return number
 
 
-def _short_float(text: str) -> float:
+def _short(text: str) -> str:
     if len(text) > MOST_DIGITS:
         raise ValueError
-    return float(text)
-
-
-def _short(text: str) -> int:
-    if len(text) > MOST_DIGITS:
-        raise ValueError
-    return int(text)
+    return text
 
 
 def _check_depth(value: object) -> None:

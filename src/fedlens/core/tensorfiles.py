@@ -32,15 +32,9 @@ def read(path: pathlib.Path) -> tuple[Tree, dict[str, Any]]:
 
 
 def _read(path: pathlib.Path, tensors: bool) -> tuple[Tree, dict[str, Any]]:
-    damaged = f"Expected a whole safetensors file in {path.name}; it is cut short or damaged."
-    try:
-        with files.damage(damaged), safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            if sum(map(len, header.values())) > files.MOST_TEXT:
-                raise ValueError
-            about = {key: files.parsed_json(value, damaged) for key, value in header.items()}
-            return {name: file.get_tensor(name) for name in file.keys() if tensors}, about  # noqa: SIM118
-    except FileNotFoundError:
-        raise ValueError(f"Expected the file {path.name}; it is missing.") from None
-    except OSError:  # an empty file cannot be mapped
-        raise ValueError(damaged) from None
+    with files.readable("safetensors", path), safe_open(path, "pt") as file:
+        header = file.metadata() or {}
+        if sum(map(len, header.values())) > files.MOST_TEXT:
+            raise ValueError
+        about = {key: files.parsed_json(value, "Expected JSON.") for key, value in header.items()}
+        return {name: file.get_tensor(name) for name in file.keys() if tensors}, about  # noqa: SIM118

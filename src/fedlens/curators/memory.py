@@ -118,7 +118,8 @@ class Memory:
             about = files.json_in(folder / _INDEX, fields, message=damaged)
         except FileNotFoundError:
             raise ValueError(f"Expected a saved memory in {folder.name}; there is none.") from None
-        if about["version"] != VERSION or not about["rows"].isalnum() or not all(map(_is_text, about["leaves"])):
+        named = all(isinstance(name, str) for name in about["leaves"])
+        if about["version"] != VERSION or not about["rows"].isalnum() or not named:
             raise ValueError(damaged)
         rows = folder / about["rows"]
         saved = {name: _read(rows / f"{place}.npy", damaged) for place, name in enumerate(about["leaves"])}
@@ -200,7 +201,3 @@ def _read(path: pathlib.Path, damaged: str) -> torch.Tensor:
             return torch.from_numpy(arrayfiles.mapped(path))
     except FileNotFoundError:
         raise ValueError(damaged) from None
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)

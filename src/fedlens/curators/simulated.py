@@ -70,9 +70,7 @@ class SimulatedCurator:
         if account.simulated != randomness.simulated:
             raise ValueError("Expected the account to say whether the randomness is simulated.")
         if (plan.unit == Unit.EXAMPLE) != population.by_examples:
-            raise ValueError(
-                f"Expected data whose units are those of the plan ({plan.unit}): see Population.by_example."
-            )
+            raise ValueError(f"Expected data with the units of the plan ({plan.unit}): see Population.by_example.")
         self._memory = memory if isinstance(memory, Memory) else Memory(memory or {})
         if self._memory and plan.sampling.displaces:
             raise ValueError(
@@ -155,6 +153,11 @@ class SimulatedCurator:
                 )
         return self._shapes[key]
 
+    @property
+    def _named_account(self) -> dict[str, Any]:
+        """A seed repeats a run, whatever its name."""
+        return {"part": self._account.part} if self._randomness.simulated else dataclasses.asdict(self._account)
+
     def _query(self, contribute: Contribute, message: Tree, how: str) -> str:
         """Names the question: account, plan, release, data, memories, code, message. Noise and cohort follow from it.
 
@@ -164,14 +167,10 @@ class SimulatedCurator:
         Under a matrix plan earlier noise shapes the answer too: each name holds the one before it, so two histories
         that differ anywhere share no later row, and cost together at most what two runs do, whatever a ledger forgot.
         """
-        account = dataclasses.asdict(self._account)
-        engine = (
-            f"{self.engine!r}{how} {_arithmetic(self._device)}"  # another chunk size, or machine, rounds differently
-        )
-        if self._randomness.simulated:
-            account, engine = {"part": self._account.part}, ""  # a seed repeats a run, whatever its name and machine
+        # Another chunk size, or machine, rounds differently; a seed repeats a run on any.
+        engine = "" if self._randomness.simulated else f"{self.engine!r}{how} {_arithmetic(self._device)}"
         names = [
-            account,
+            self._named_account,
             engine,
             self._stage,
             self._position,
@@ -193,7 +192,7 @@ class SimulatedCurator:
         again from the names that the ledger keeps, and nothing else would notice.
         """
         names = [
-            {"part": self._account.part} if self._randomness.simulated else dataclasses.asdict(self._account),
+            self._named_account,
             self._stage,
             self._plan.canonical(),
             self._fingerprint,  # other data may give a unit another slot, and with it more turns than were promised

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from fedlens.curators.simulated import SimulatedCurator
+from fedlens.data import selection
 from fedlens.data.population import DataError, Population
-from fedlens.data.selection import AccuracyBetween, Classified, OfClasses, WithAttribute
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Unit
 from fedlens.recipes.stages import Stage
@@ -63,15 +63,14 @@ class Site:
         if rule.by == "everyone":
             return units
         if rule.by == "class":
-            return OfClasses(classes=rule.classes or (), minimum=rule.minimum_examples)(units, name)
+            return selection.of_classes(units, name, rule.classes or (), rule.minimum_examples)
         if rule.by == "attribute":
-            return WithAttribute(attribute=rule.attribute or "", values=rule.values or ())(units, name)
+            return selection.with_attribute(units, name, rule.attribute or "", rule.values or ())
         if primary is None or "y" not in units.columns:
             raise DataError(f"Expected labels and a primary model to select by {rule.by}.")
         if rule.by == "accuracy" and self.accuracies is not None:
-            at_least, below = rule.interval(thresholds)
-            return AccuracyBetween(at_least=at_least, below=below)(units, name, self.accuracies)
-        return Classified(right=rule.by == "right", minimum=rule.minimum_examples)(units, name, primary)
+            return selection.with_accuracy(units, name, self.accuracies, *rule.interval(thresholds))
+        return selection.classified(units, name, primary, rule.by == "right", rule.minimum_examples)
 
     def fingerprint(self) -> str:
         """Changes with anything that groups and contributions depend on; for use under a secret key only."""

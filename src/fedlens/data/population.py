@@ -85,8 +85,8 @@ class Population:
         """Maps the files into memory; reads nothing but their headers and the index."""
         folder = pathlib.Path(folder)
         about = _about(folder)
-        columns = {key: _mapped(folder / f"{key}.npy") for key in about["columns"]}
-        offsets = _mapped(folder / "offsets.npy")
+        columns = {key: mapped(folder / f"{key}.npy") for key in about["columns"]}
+        offsets = mapped(folder / "offsets.npy")
         if offsets.ndim != 1 or len(offsets) < 1 or not np.issubdtype(offsets.dtype, np.integer):
             raise DataError(f"Expected whole numbers, one more than users, in {folder.name}/offsets.npy.")
         offsets = offsets.astype(np.int64)  # unsigned ones that fall would wrap around
@@ -170,11 +170,8 @@ class Population:
 
     def blank(self, width: int = 1) -> Tree:
         """One unit without examples, in the right shapes: what an empty cohort is modelled on."""
-        tree = {
-            key: torch.zeros((width, *column.shape[1:]), dtype=_torch_type(column.dtype))
-            for key, column in self.columns.items()
-        }
-        return tree | {"mask": torch.zeros(width)}
+        zeros = {key: np.zeros((width, *column.shape[1:]), column.dtype) for key, column in self.columns.items()}
+        return {key: torch.from_numpy(column) for key, column in zeros.items()} | {"mask": torch.zeros(width)}
 
     def only(self, *names: str) -> "Population":
         """The same units with these columns and no others."""
@@ -208,20 +205,17 @@ class Population:
             if len(chosen) >= at_least:
                 units.append(unit)
                 kept.append(chosen)
-        name = f"{self.name}/{name}"
         if examples is None:
-            return dataclasses.replace(
-                self, name=name, starts=self.starts[units], counts=self.counts[units], selected=True
-            )
+            return self._of(name, units)
         offsets = np.concatenate([[0], np.cumsum([len(rows) for rows in kept])]).astype(np.int64)
         rows = np.concatenate([np.zeros(0, np.int64), *kept])
-        return dataclasses.replace(
-            self, name=name, starts=offsets[:-1], counts=np.diff(offsets), rows=rows, selected=True
-        )
+        return dataclasses.replace(self._of(name, []), starts=offsets[:-1], counts=np.diff(offsets), rows=rows)
 
     def chosen(self, name: str, verdicts: np.ndarray) -> "Population":
         """Keeps the users with a verdict of true; each must have been made from that user's own data alone."""
-        units = np.flatnonzero(verdicts)
+        return self._of(name, np.flatnonzero(verdicts))
+
+    def _of(self, name: str, units: Sequence[int] | np.ndarray) -> "Population":
         starts, counts = self.starts[units], self.counts[units]
         return dataclasses.replace(self, name=f"{self.name}/{name}", starts=starts, counts=counts, selected=True)
 
@@ -238,15 +232,9 @@ class Population:
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""
         rows = self._all_rows()
-        starts = np.arange(len(rows))
-        return dataclasses.replace(
-            self,
-            name=f"{self.name}/examples",
-            starts=starts,
-            counts=np.ones_like(starts),
-            rows=rows,
-            by_examples=True,
-        )
+        starts, counts = np.arange(len(rows)), np.ones(len(rows), np.int64)
+        name = f"{self.name}/examples"
+        return dataclasses.replace(self, name=name, starts=starts, counts=counts, rows=rows, by_examples=True)
 
     def _rows_of(self, unit: int) -> slice | np.ndarray:
         """Where the unit's examples lie: side by side if they can."""
@@ -259,9 +247,7 @@ class Population:
 
     def unit(self, unit: int) -> Tree:
         rows = self._rows_of(unit)
-        return {
-            key: torch.from_numpy(np.require(column[rows], None, ["C", "W"])) for key, column in self.columns.items()
-        }
+        return {key: torch.from_numpy(np.require(held[rows], None, ["C", "W"])) for key, held in self.columns.items()}
 
 
 def _mixed(key: np.uint64, unit: int, count: int) -> np.ndarray:
@@ -307,16 +293,8 @@ def _column_name(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\w{1,64}", name, re.ASCII) is not None and name != "offsets"
 
 
-def _mapped(path: pathlib.Path) -> np.ndarray:
-    try:
+def mapped(path: pathlib.Path) -> np.ndarray:
+    with files.readable(".npy", path, DataError):
         column = arrayfiles.mapped(path)
         len(column)  # a single number has none, and is no column
         return column
-    except FileNotFoundError:
-        raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except (ValueError, TypeError, OSError):
-        raise DataError(f"Expected a whole .npy file in {path.name}; it is cut short or damaged.") from None
-
-
-def _torch_type(dtype: np.dtype) -> torch.dtype:
-    return torch.from_numpy(np.zeros(0, dtype)).dtype

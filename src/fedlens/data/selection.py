@@ -4,8 +4,6 @@ Thresholds are public: constants, or quantiles of the users' accuracies read fro
 (`algorithms.histogram`).
 """
 
-import dataclasses
-
 import numpy as np
 import torch
 
@@ -30,64 +28,39 @@ def accuracies(population: Population, primary: Primary) -> np.ndarray:
     return shares
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AccuracyBetween:
+def with_accuracy(population: Population, name: str, shares: np.ndarray, at_least: float, below: float) -> Population:
     """T4: users on whose own examples the primary model is right with a share in [at_least, below)."""
-
-    at_least: float = 0.0
-    below: float = float("inf")
-
-    def __call__(self, population: Population, name: str, shares: np.ndarray) -> Population:
-        return population.chosen(name, (shares >= max(0.0, self.at_least)) & (shares < self.below))
+    return population.chosen(name, (shares >= max(0.0, at_least)) & (shares < below))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Classified:
+def classified(population: Population, name: str, primary: Primary, right: bool, minimum: int) -> Population:
     """T2: the examples the primary model gets right, or wrong, of users with at least `minimum` of them."""
-
-    right: bool
-    minimum: int = 5
-
-    def __call__(self, population: Population, name: str, primary: Primary) -> Population:
-        def verdict(user: Tree) -> torch.Tensor:
-            return _right(user, primary) == self.right
-
-        chosen = population.select(name, examples=verdict, at_least=self.minimum, shown=("x", "y"))
-        check_unchanged(primary)
-        return chosen
+    chosen = population.select(
+        name, examples=lambda user: _right(user, primary) == right, at_least=minimum, shown=("x", "y")
+    )
+    check_unchanged(primary)
+    return chosen
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class OfClasses:
+def of_classes(population: Population, name: str, classes: tuple[int, ...], minimum: int) -> Population:
     """The examples whose label is one of `classes`, of users with at least `minimum` of them."""
-
-    classes: tuple[int, ...]
-    minimum: int = 5
-
-    def __call__(self, population: Population, name: str) -> Population:
-        wanted = torch.tensor(self.classes)
-        return population.select(
-            name, examples=lambda user: torch.isin(user["y"].long(), wanted), at_least=self.minimum, shown=("y",)
-        )
+    wanted = torch.tensor(classes)
+    return population.select(
+        name, examples=lambda user: torch.isin(user["y"].long(), wanted), at_least=minimum, shown=("y",)
+    )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class WithAttribute:
+def with_attribute(population: Population, name: str, attribute: str, values: tuple[int, ...]) -> Population:
     """Users all of whose examples carry one of `values` in the column `attribute`: disjoint values share no user."""
+    column = population.only(attribute).columns[attribute]
+    if column.ndim != 1 or column.dtype.kind not in "iu":
+        raise DataError(f"Expected one whole number per row in {attribute}, got {column.dtype}.")
 
-    attribute: str
-    values: tuple[int, ...]
+    def verdict(user: Tree) -> bool:
+        held = user[attribute].long()
+        return len(held) > 0 and bool(torch.isin(held, torch.tensor(values)).all())
 
-    def __call__(self, population: Population, name: str) -> Population:
-        column = population.only(self.attribute).columns[self.attribute]
-        if column.ndim != 1 or column.dtype.kind not in "iu":
-            raise DataError(f"Expected one whole number per row in {self.attribute}, got {column.dtype}.")
-
-        def verdict(user: Tree) -> bool:
-            held = user[self.attribute].long()
-            return len(held) > 0 and bool(torch.isin(held, torch.tensor(self.values)).all())
-
-        return population.select(name, users=verdict, shown=(self.attribute,))
+    return population.select(name, users=verdict, shown=(attribute,))
 
 
 def accuracy(user: Tree, primary: Primary) -> float:

@@ -1,10 +1,16 @@
-"""Curves as SVG pictures, for docs/results."""
+"""Tables in Markdown and curves as SVG pictures, for docs/results."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 COLOURS = "#0b5d8f", "#b4550a", "#3f7d20", "#7a3b8f"
 LEFT = 60
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table of cells that hold no mark of it."""
+    head, *lines = (f"| {' | '.join(map(str, row))} |\n" for row in (columns, *rows))
+    return "".join([head, "|---" * len(columns) + "|\n", *lines])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedlens.experiments.drawing import COLOURS, Plot
+from fedlens.experiments.drawing import COLOURS, Plot, markdown
 from fedlens.experiments.trials import CLEAN, HEALTHY, SUSPICIOUS, Row
 
 SLICES = tuple(
@@ -53,21 +53,19 @@ ROWS: tuple[Row, ...] = (
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """As Markdown."""
-    lines = [
-        "| bug | devices affected | groups | epsilon | rounds, critic | named | first | named otherwise | wanted |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    about = "bug", "devices affected", "groups", "epsilon", "rounds, critic"
+    columns = *about, "named", "first", "named otherwise", "wanted"
+    rows = []
     for r in results:
         score = [pair["score"] for pair in r["pairs"] if pair["first"] == r["bug"]]
         spread = f" (scores {min(score):.2f} to {max(score):.2f})" if score else ""
         named = f"{r['named']} of {r['tried']}" if r["bug"] != "none" else "-"
         first = f"{r['first']} of {r['tried']}{spread}" if r["bug"] != "none" else "-"
         otherwise = f"{r['named_otherwise']} of {r['tried']}" + (" pairs" if r["bug"] == "none" else "")
-        lines.append(
-            f"| {r['bug']} | {r['affected']:.0%} | {r['split']} | {r['epsilon']:.2f} | {r['rounds']}, "
-            f"{'-'.join(map(str, r['critic']))} | {named} | {first} | {otherwise} | {r['wanted']} |"
-        )
-    return "\n".join([*lines, ""])
+        size = f"{r['rounds']}, {'-'.join(map(str, r['critic']))}"
+        run = [r["bug"], f"{r['affected']:.0%}", r["split"], f"{r['epsilon']:.2f}", size]
+        rows.append([*run, named, first, otherwise, r["wanted"]])
+    return markdown(columns, rows)
 
 
 PLOT = Plot(

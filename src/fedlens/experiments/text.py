@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fedlens.core import files, trees
-from fedlens.experiments.drawing import COLOURS, Plot
+from fedlens.experiments.drawing import COLOURS, Plot, markdown
 from fedlens.experiments.trials import SUSPICIOUS, Row, Trial, trials
 from fedlens.media.text import wordings
 from fedlens.media.text.public import sentences_of
@@ -119,11 +119,9 @@ def _chat(epsilon: float, seeds: int) -> Row:
 
 def table(results: Sequence[dict[str, Any]]) -> str:
     """As Markdown."""
-    lines = [
-        "| bug | sentences affected | model | epsilon | rounds, weights | named | first | scores |"
-        " named otherwise | top 10 with a space | wanted |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    about = "bug", "sentences affected", "model", "epsilon", "rounds, weights"
+    columns = *about, "named", "first", "scores", "named otherwise", "top 10 with a space", "wanted"
+    rows = []
     for r in results:
         clean = r["bug"] == "none"
         named, first = ("-", "-") if clean else (f"{r['named']} of {r['tried']}", f"{r['first']} of {r['tried']}")
@@ -132,12 +130,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         spread = f"{min(spaces)} to {max(spaces)}, median {statistics.median(spaces):g}" if spaces else "-"
         best = [pair["score"] for pair in r["pairs"]]
         scores = f"{min(best):.2f} to {max(best):.2f}" if best else "-"
-        lines.append(
-            f"| {r['bug']} | {_percent(r['affected'])} | {r['split']} | {r['epsilon']:.2f} |"
-            f" {r['rounds']}, {r['weights']:,} | {named} | {first} | {scores} |"
-            f" {otherwise} | {spread} | {r['wanted']} |"
-        )
-    return "\n".join([*lines, ""])
+        size = f"{r['rounds']}, {r['weights']:,}"
+        run = [r["bug"], _percent(r["affected"]), r["split"], f"{r['epsilon']:.2f}", size]
+        rows.append([*run, named, first, scores, otherwise, spread, r["wanted"]])
+    return markdown(columns, rows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -189,14 +185,14 @@ def _unknown(affected: float, epsilon: float, paths: Sequence[pathlib.Path]) -> 
 
 def by_position(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """As Markdown: figure 4 and table 6 of the paper."""
-    places = " | ".join(f"position {place + 1}" for place in range(POSITIONS))
-    lines = [f"| sentences affected | epsilon | models | {places} | all |", "|---" * (POSITIONS + 4) + "|"]
+    places = [f"position {place + 1}" for place in range(POSITIONS)]
+    rows = []
     for measured in unknown(chosen, out):
         first, *others = (f"{rate:.2%}" for rate in measured.rates)
         spread = f" ({measured.first[0]:.2%} to {measured.first[1]:.2%})" if measured.models > 1 else ""
-        cells = [_percent(measured.affected), f"{measured.epsilon:g}", str(measured.models), first + spread, *others]
-        lines.append(f"| {' | '.join(cells)} | {measured.overall:.2%} |")
-    return "\n".join([*lines, ""])
+        cells = [_percent(measured.affected), f"{measured.epsilon:g}", measured.models, first + spread, *others]
+        rows.append([*cells, f"{measured.overall:.2%}"])
+    return markdown(["sentences affected", "epsilon", "models", *places, "all"], rows)
 
 
 def picture(chosen: Sequence[Row], out: pathlib.Path) -> str:
@@ -248,23 +244,20 @@ def _likeliest(texts: Texts, count: int) -> set[str]:
 def searched(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """Of the likeliest unknown words by beam search, how many are the samples' likeliest: whether any were missed."""
     title = f"likeliest {SHOWN} by beam search, among those of the samples"
-    lines = [f"| bug | sentences affected | epsilon | seed | {title} |", "|---|---|---|---|---|"]
+    rows = []
     for trial in trials([row for row in chosen if row.how == "spelling" and not row.clean]):
         if trial.group == SUSPICIOUS and trial.file(out).exists() and trial.model_file(out).exists():
             drawn = _likeliest(Texts.open(trial.file(out)), SHOWN)
             by_search = _likeliest(TextModel.open(trial.model_file(out)).likeliest(LISTED, BEAMS), SHOWN)
             row = trial.row
-            cells = [row.kind, _percent(row.fraction), f"{row.epsilon:g}", trial.seed, len(by_search & drawn)]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, ""])
+            rows.append([row.kind, _percent(row.fraction), f"{row.epsilon:g}", trial.seed, len(by_search & drawn)])
+    return markdown(["bug", "sentences affected", "epsilon", "seed", title], rows)
 
 
 def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:
     """How many of the likeliest words of every model of the chat are words of the chat, and how many frequent ones."""
-    lines = [
-        f"| epsilon | seed | of its likeliest {TOP}, real | of the true top {TOP} | in the true top {5 * TOP} |",
-        "|---|---|---|---|---|",
-    ]
+    shares = f"of its likeliest {TOP}, real", f"of the true top {TOP}", f"in the true top {5 * TOP}"
+    rows = []
     true: collections.Counter[str] = collections.Counter()
     for trial in trials([row for row in chosen if row.how == "chat"]):
         if not trial.file(out).exists():
@@ -274,9 +267,9 @@ def found_words(chosen: Sequence[Row], out: pathlib.Path) -> str:
         true = true or unknown_words(path, known, texts.sequences.shape[1])
         precision, recall = precision_and_recall(texts, true)
         frequent = {word for word, _ in true.most_common(5 * TOP)}
-        some = len(_likeliest(texts, TOP) & frequent)
-        lines.append(f"| {trial.row.epsilon:g} | {trial.seed} | {precision:.0%} | {recall:.0%} | {some / TOP:.0%} |")
-    return "\n".join([*lines, ""])
+        some = len(_likeliest(texts, TOP) & frequent) / TOP
+        rows.append([f"{trial.row.epsilon:g}", trial.seed, f"{precision:.0%}", f"{recall:.0%}", f"{some:.0%}"])
+    return markdown(["epsilon", "seed", *shares], rows)
 
 
 def next_word_accuracy(chosen: Sequence[Row], out: pathlib.Path) -> str:
@@ -284,7 +277,7 @@ def next_word_accuracy(chosen: Sequence[Row], out: pathlib.Path) -> str:
 
     Its start, from public words alone, comes first.
     """
-    lines = ["| trained on | epsilon | sentences affected | models | next word named |", "|---|---|---|---|---|"]
+    table: list[list[object]] = []
     said = [words.tokens(line) for line in (out / "held_out.txt").read_text().splitlines()]
     there = _of_sentences(chosen, lambda trial: trial.model_file(out).exists())
     for (share, epsilon), some in there.items():
@@ -293,11 +286,11 @@ def next_word_accuracy(chosen: Sequence[Row], out: pathlib.Path) -> str:
             model = TextModel.open(trial.model_file(out))
             known = words.Vocabulary(words=model.vocabulary, provenance="public")
             rows = torch.from_numpy(np.stack([known.numbered(sentence, model.width) for sentence in said]))
-            if len(lines) == 2:
+            if not table:
                 start = trees.part(trial.recipe.stage(TRAIN, "all").start(), "model")
-                lines.append(f"| public words only | 0 | 0% | 1 | {model.model.accuracy(start, rows):.1%} |")
+                table.append(["public words only", 0, "0%", 1, f"{model.model.accuracy(start, rows):.1%}"])
             right.append(model.model.accuracy(model.parameters, rows))
         spread = f" ({min(right):.1%} to {max(right):.1%})" if len(right) > 1 else ""
         accuracy = f"{statistics.fmean(right):.1%}{spread}"
-        lines.append(f"| and users | {epsilon:g} | {_percent(share)} | {len(right)} | {accuracy} |")
-    return "\n".join([*lines, ""])
+        table.append(["and users", f"{epsilon:g}", _percent(share), len(right), accuracy])
+    return markdown(["trained on", "epsilon", "sentences affected", "models", "next word named"], table)

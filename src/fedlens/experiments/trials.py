@@ -263,7 +263,7 @@ def _draw(jobs: Sequence[_Job], state: Tree, book: Ledger, out: pathlib.Path, de
     model.save(trial.model_file(out))
     drawn = recipe.medium.drawn_on(model, recipe.medium.samples(recipe), device)
     for job in jobs:
-        dataclasses.replace(drawn, label=job.trial.group).save(job.trial.file(out))  # type: ignore[type-var]
+        dataclasses.replace(drawn, label=job.trial.group).save(job.trial.file(out))
 
 
 # Diagnosis

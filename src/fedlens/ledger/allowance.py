@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from fedlens.ledger.budgets import Budget, over
 from fedlens.ledger.spending import Account, Spending, guarantee, is_gaussian, kind_of, part_of, priced, suffered
@@ -75,7 +75,8 @@ class Allowance:
 
     def counted(self, new: Sequence[Spending] = ()) -> float:
         """What it all takes from the budget, were every plan chosen after looking at the answers before it."""
-        return self._filtered([*self.owed, *self._numbered(new, self.sampled)])
+        plans = ((spending.account, plan) for spending in new for plan in spending.plans)
+        return self._filtered([*self.owed, *numbered(plans, self.sampled)])
 
     def refusal(self, new: Sequence[Spending]) -> str:
         """Why these may not begin."""
@@ -119,14 +120,6 @@ class Allowance:
             f" {rounded(self.planned(new))}"
         )
 
-    def _numbered(self, spendings: Sequence[Spending], sampled: int) -> list[Owed]:
-        owed = []
-        for spending in spendings:
-            for plan in spending.plans:
-                sampled += not is_gaussian(plan)
-                owed.append(Owed(account=spending.account, plan=plan, number=0 if is_gaussian(plan) else sampled))
-        return owed
-
     def _filtered(self, owed: Sequence[Owed]) -> float:
         """A unit is in one part of every partition: of each, the dearest counts. It was in it before any answer."""
         parts: dict[str, collections.Counter[str]] = {}
@@ -152,6 +145,15 @@ class Allowance:
     def _commitments_fit(self) -> bool:
         """As they did when they were made, unless the budget was lowered between them and the first release."""
         return not over(self.budget, guarantee(self._commitments, self.budget.delta).epsilon)
+
+
+def numbered(plans: Iterable[tuple[Account, Promise]], sampled: int = 0) -> list[Owed]:
+    """Plans as they are charged; those that sample are counted from the number that were `sampled` before on."""
+    owed = []
+    for account, plan in plans:
+        sampled += not is_gaussian(plan)
+        owed.append(Owed(account=account, plan=plan, number=0 if is_gaussian(plan) else sampled))
+    return owed
 
 
 def _squares(losses: accounting.Losses) -> float:

@@ -14,17 +14,15 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from fedlens.ledger import booked, chain, claims, clock, requests, reserving, reviewers, spent, standings
+from fedlens.ledger import booked, chain, clock, provenance, requests, reserving, reviewers, standings
 from fedlens.ledger.allowance import Allowance
 from fedlens.ledger.budgets import Budget, Standing
 from fedlens.ledger.chain import Entry, Head, Place
 from fedlens.ledger.entries import Entries
-from fedlens.ledger.items import Item
-from fedlens.ledger.spending import Account, Kind, Spending
+from fedlens.ledger.spending import Account, Item, Kind, Spending
 from fedlens.ledger.storage import opened
-from fedlens.ledger.watch import Watch, required_by_owner
 from fedlens.ledger.weighing import Weighed
-from fedlens.ledger.witness import resolved
+from fedlens.ledger.witness import Watch, required_by_owner, resolved
 from fedlens.privacy import Promise
 
 
@@ -32,7 +30,7 @@ class Ledger:
     """A SQLite file, a PostgreSQL database, or memory when no address is given.
 
     >>> from fedlens.curators.protocol import PrivacySpentError
-    >>> from fedlens.ledger.spending import guarantee
+    >>> from fedlens.ledger.spending import Item, guarantee
     >>> from fedlens.privacy import Everyone, L2Clip, Plan
     >>> plan = Plan(
     ...     sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=5.0, releases=2, expected_contributors=9
@@ -140,24 +138,30 @@ class Ledger:
 
     def queries(self, run: str, stage: str) -> list[str]:
         """What was asked, by the order of the releases."""
-        return booked.queries(self._entries, run, stage)
+        statement = "select query from entries where kind = 'release' and run = ? and stage = ? order by release, id"
+        return [query for (query,) in self._entries.rows(statement, run, stage)]
 
     def learnt(self, run: str) -> frozenset[str]:
         """The short hashes of the words that a run has learnt; none for a run that learnt no words."""
-        return booked.learnt(self._entries, run)
+        closed = booked.closing(self._entries, run)
+        return frozenset(closed.facts.get("words", ())) if closed else frozenset()
 
     def spending(self, run: str) -> Spending:
         """What a run has spent so far, in plain terms that can travel with its model."""
-        return spent.by_run(self._entries, run)
+        spendings = [spending for spending in booked.of_runs(self._entries, "run = ?", (run,)) if spending.plans]
+        if len(spendings) != 1:
+            raise ValueError(f"Expected entries of run {run!r} on one account in the ledger.")
+        return spendings[0]
 
     def spendings(self, population: str, *, reserved: bool = False, budget: Budget | None = None) -> list[Spending]:
         """Of all runs on a population that are not simulated; with what is `reserved` as if it were spent already."""
         window = budget.window if budget else None
-        return spent.on_population(self._entries, population, reserved=reserved, window=window)
+        return booked.on_population(self._entries, population, reserved=reserved, window=window)
 
     def reserved(self) -> set[str]:
         """The names of all runs there ever were."""
-        return booked.runs(self._entries)
+        runs = self._entries.rows("select distinct run from entries where kind = 'reserve'")
+        return {run for (run,) in runs}
 
     def runs(self) -> list[dict[str, Any]]:
         """All runs: by whom, why, on what, how much of it was used."""
@@ -211,8 +215,11 @@ class Ledger:
 
         The `text` of the recipe, and the `delta` it speaks of, are for the one who reviews it.
         """
+        (population,) = {item.account.population for item in items}
+        asked = [requests.written(item) for item in items]
+        body = {"name": name, "recipe": recipe, "why": why, "asked": asked, "text": text, "delta": delta}
         with self._watch.booking():
-            return requests.ask(self._entries, name, items, recipe=recipe, why=why, text=text, delta=delta)
+            return self._entries.append("request", population, run=name, body=body).id
 
     def review(self, number: int, *, approved: bool, note: str = "") -> None:
         with self._watch.booking():
@@ -220,7 +227,7 @@ class Ledger:
 
     def requests(self) -> list[dict[str, Any]]:
         """All of them, and what became of each; a `text` that is None was not kept by an older version."""
-        return requests.listed(self._entries)
+        return [requests.described(self._entries, entry) for entry in self._entries.where("kind = 'request'")]
 
     def weighed(self, number: int) -> Weighed:
         """What a request asks for, and what it would do to its population as it stands now."""
@@ -253,7 +260,7 @@ class Ledger:
         `model` and `vocabulary` are the hashes of the file and of its words; of what was released `earlier`, the plans
         are the first of those that are claimed. Refuses a header that the ledger contradicts.
         """
-        return claims.missing(self._entries, claimed, earlier, model, vocabulary)
+        return provenance.missing(self._entries, claimed, earlier, model, vocabulary)
 
     # The chain
 

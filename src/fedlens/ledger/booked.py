@@ -1,12 +1,14 @@
-"""What is booked for a run: its reservations, its releases and its end."""
+"""What is booked for a run: its reservations, its releases, its end, and what it has spent so far."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from fedlens.curators.protocol import PrivacySpentError
+from fedlens.ledger import clock
 from fedlens.ledger.chain import Entry
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import fact, plan_of, reservation
+from fedlens.ledger.entries import OF_ACCOUNT, Entries, account_of, fact, plan_of, reservation
+from fedlens.ledger.spending import Spending, carried_out
 
 
 class RunClosedError(PrivacySpentError):
@@ -22,11 +24,6 @@ def of_all_accounts(entries: Entries, name: str) -> list[Entry]:
     inside = f"{name}/"
     condition = "kind = 'reserve' and (run = ? or substr(run, 1, ?) = ?)"
     return entries.where(condition, name, len(inside), inside)
-
-
-def runs(entries: Entries) -> set[str]:
-    """The names of all runs there ever were."""
-    return {run for (run,) in entries.rows("select distinct run from entries where kind = 'reserve'")}
 
 
 def release_counts(
@@ -48,32 +45,40 @@ def first_numbers(entries: Entries, kind: str, population: str) -> dict[str, int
     return {run: int(number) for run, number in entries.rows(statement, kind, population)}
 
 
-def queries(entries: Entries, run: str, stage: str) -> list[str]:
-    """What was asked, by the order of the releases."""
-    statement = "select query from entries where kind = 'release' and run = ? and stage = ? order by release, id"
-    return [query for (query,) in entries.rows(statement, run, stage)]
-
-
 def closing(entries: Entries, run: str) -> Entry | None:
     """The entry that ended a run; None while it goes on."""
     closed = entries.where("kind = 'close' and run = ?", run)
     return closed[0] if closed else None
 
 
-def has_ended(entries: Entries, run: str) -> bool:
-    return bool(entries.rows("select 1 from entries where kind = 'close' and run = ?", run))
-
-
 def must_be_open(entries: Entries, run: str) -> None:
     """Refuses a run that was ended."""
-    if has_ended(entries, run):
+    if closing(entries, run):
         raise RunClosedError(f"Run {run!r} is closed: what it had not used was returned.")
 
 
-def learnt(entries: Entries, run: str) -> frozenset[str]:
-    """The short hashes of the words that a run has learnt; none for a run that learnt no words."""
-    closed = closing(entries, run)
-    return frozenset(closed.facts.get("words", ())) if closed else frozenset()
+def on_population(
+    entries: Entries, population: str, *, reserved: bool = False, window: float | None = None
+) -> list[Spending]:
+    """Of all runs that are not simulated; with what is `reserved` as if it were spent already."""
+    spendings = of_runs(entries, "population = ?", (population,), reserved, window)
+    return [spending for spending in spendings if spending.plans and not spending.account.simulated]
+
+
+def of_runs(
+    entries: Entries, condition: str, values: tuple[Any, ...], reserved: bool = False, window: float | None = None
+) -> list[Spending]:
+    counts = release_counts(entries, condition, values, clock.first_day(entries.store, window))
+    ended = {run for (run,) in entries.rows(f"select run from entries where kind = 'close' and {condition}", *values)}
+    runs: dict[str, Spending] = {}
+    for entry in entries.where(f"kind = 'reserve' and {condition}", *values):
+        plan, (made, recent) = plan_of(entry), counts.get((entry.run, entry.stage), (0, 0))
+        waiting = plan.releases - made if reserved and entry.run not in ended else 0
+        held = runs.setdefault(entry.run, Spending(account=account_of(entry), plans=()))
+        if recent + waiting:
+            plans = (*held.plans, carried_out(plan, recent + waiting))
+            runs[entry.run] = dataclasses.replace(held, plans=plans)
+    return list(runs.values())
 
 
 def listed(entries: Entries) -> list[dict[str, Any]]:
@@ -95,11 +100,7 @@ def _described(entry: Entry, closed: Entry | None) -> dict[str, Any]:
         "population": entry.population,
         "who": entry.who,
         "at": entry.at,
-        "why": facts["why"],
-        "recipe": facts["recipe"],
-        "partition": facts["partition"],
-        "part": facts["part"],
-        "simulated": facts["simulated"],
+        **{name: facts[name] for name in ("why", "recipe", *OF_ACCOUNT)},
         "closed": closed is not None,
         "model": fact(closed, "model", str) if closed else "",
         "stages": [],

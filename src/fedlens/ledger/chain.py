@@ -30,14 +30,14 @@ class Entry:
     kind: str  # one of KINDS
     who: str
     population: str
-    run: str
-    stage: str
-    release: int
-    query: str
-    body: str
-    signer: str
-    signature: str
-    hash: str
+    run: str = ""
+    stage: str = ""
+    release: int = -1
+    query: str = ""
+    body: str = "{}"
+    signer: str = ""
+    signature: str = ""
+    hash: str = ""
 
     @property
     def readable(self) -> bool:

@@ -4,8 +4,7 @@ import datetime
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fedlens.ledger.chain import BY_DAY, KINDS, Entry
-from fedlens.ledger.facts import clock_of
+from fedlens.ledger.chain import BY_DAY, KINDS
 from fedlens.ledger.storage import LedgerError, Storage
 
 _BACKWARDS = datetime.timedelta(seconds=5)  # clocks are set right by less
@@ -40,9 +39,9 @@ def fact(store: Storage) -> dict[str, Any]:
     return {"clock": {"boot": boot, "ahead": round(store.now().timestamp() - seconds, 1)}}
 
 
-def was_set_forward(now: Mapping[str, Any], entries: Iterable[Entry]) -> bool:
-    """Since these were written. A machine that was started anew, and another one, cannot be compared."""
-    same = [clock["ahead"] for clock in map(clock_of, entries) if clock and clock["boot"] == now["boot"]]
+def was_set_forward(now: Mapping[str, Any], clocks: Iterable[Mapping[str, Any] | None]) -> bool:
+    """Since these were written down. A machine that was started anew, and another one, cannot be compared."""
+    same = [clock["ahead"] for clock in clocks if clock and clock["boot"] == now["boot"]]
     return any(now["ahead"] > ahead + _AHEAD for ahead in same)
 
 

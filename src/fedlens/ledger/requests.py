@@ -3,24 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedlens.ledger import booked, reviewers, spent, standings
+from fedlens.ledger import booked, reviewers, standings
 from fedlens.ledger.budgets import Budget
 from fedlens.ledger.chain import Entry, root
-from fedlens.ledger.entries import LARGEST, Entries
-from fedlens.ledger.facts import damaged, fact, read, reservation
-from fedlens.ledger.items import Item, all_asked, items_of, written
+from fedlens.ledger.entries import LARGEST, Entries, damaged, fact, read, reservation, sound
 from fedlens.ledger.reviewers import NotApprovedError
-from fedlens.ledger.weighing import Weighed, grouped
-
-
-def ask(
-    entries: Entries, name: str, items: Sequence[Item], *, recipe: str, why: str, text: str, delta: float | None
-) -> int:
-    """Books a request; gives the number to review it by."""
-    (population,) = {item.account.population for item in items}
-    asked = [written(item) for item in items]
-    body = {"name": name, "recipe": recipe, "why": why, "asked": asked, "text": text, "delta": delta}
-    return entries.append("request", population, run=name, body=body).id
+from fedlens.ledger.spending import Account, Item
+from fedlens.ledger.weighing import Weighed
+from fedlens.privacy import promised
 
 
 def review(entries: Entries, number: int, *, approved: bool, note: str) -> None:
@@ -39,14 +29,10 @@ def numbered(entries: Entries, number: int) -> Entry:
     return request[0]
 
 
-def listed(entries: Entries) -> list[dict[str, Any]]:
-    """All of them, and what became of each; a `text` that is None was not kept by an older version."""
-    return [_described(entries, entry) for entry in entries.where("kind = 'request'")]
-
-
-def _described(entries: Entries, request: Entry) -> dict[str, Any]:
+def described(entries: Entries, request: Entry) -> dict[str, Any]:
+    """A request, and what became of it."""
     said = _said(request)
-    asked = [written(item) for item in items_of(request)]
+    asked = [written(item) for item in _items_of(request)]
     own = {"number": request.id, "at": request.at, "who": request.who, "population": request.population}
     return own | said | {"asked": asked, "verdict": _verdict_in_words(entries, request)}
 
@@ -61,19 +47,53 @@ def _said(request: Entry) -> dict[str, Any]:
     return said | {"text": said["text"] or None}
 
 
+def written(item: Item) -> dict[str, Any]:
+    """Without the name of the run, which a request does not know yet."""
+    account = item.account
+    partition = account.partition.removeprefix(root(account.run))
+    return {"stage": item.stage, "part": account.part, "partition": partition, "plan": item.plan.to_dict()}
+
+
+def _items_of(request: Entry) -> list[Item]:
+    """What a request asks for."""
+    return read(request, lambda: [_item(request, asked) for asked in request.facts["asked"]])
+
+
+def _item(request: Entry, asked: dict[str, Any]) -> Item:
+    """Older requests do not tell partitions, and are priced as if they had none in common."""
+    account = Account(
+        run=f"{request.run}/{asked['part']}",
+        population=request.population,
+        partition=f"{request.run}{asked.get('partition', ': ' + asked['part'])}",
+        part=asked["part"],
+    )
+    return Item(account=account, stage=str(asked["stage"]), plan=sound(promised(asked["plan"])))
+
+
+def _all_asked(items: Sequence[Item], asked: Sequence[Any]) -> bool:
+    """Whether a request asked for all of this, each as often as it is wanted."""
+    left = list(asked)
+    for item in items:
+        mine = written(item)
+        # Older requests do not tell the partition.
+        same = [one for one in left if isinstance(one, dict) and one == {name: mine.get(name) for name in one} and one]
+        if not same:
+            return False
+        left.remove(same[0])
+    return True
+
+
 def weighed(entries: Entries, number: int) -> Weighed:
     """What a request asks for, and what it would do to its population as it stands now."""
     request = numbered(entries, number)
-    items = items_of(request)
+    items = _items_of(request)
     used, budget = bool(_used_by(entries, request)), reviewers.budget(entries, request.population)
-    asked, stages = grouped([(item.spending, item.stage) for item in items])
     window = budget.window if budget else None
     return Weighed(
-        request=_described(entries, request),
-        asked=asked,
-        stages=stages,
+        request=described(entries, request),
+        items=tuple(items),
         budget=budget,
-        before=tuple(spent.on_population(entries, request.population, reserved=True, window=window)),
+        before=tuple(booked.on_population(entries, request.population, reserved=True, window=window)),
         refusal="" if used else standings.refusal(entries, request.population, items),
         used=used,
         last_approved=_last_approved(entries, request),
@@ -87,7 +107,7 @@ def _last_approved(entries: Entries, request: Entry) -> dict[str, Any] | None:
     approved = [one for one in requests if _is_approved(_verdict(entries, one.id))]
     alike = [one for one in approved if one.run == request.run]
     last = (alike or approved)[-1:]
-    return _described(entries, last[0]) if last else None
+    return described(entries, last[0]) if last else None
 
 
 def _verdict(entries: Entries, number: int) -> Entry | None:
@@ -119,7 +139,7 @@ def _used_by(entries: Entries, request: Entry) -> list[str]:
     using = (
         account
         for account in accounts
-        if entries.count_releases("run = ?", account) or not booked.has_ended(entries, account)
+        if entries.count_releases("run = ?", account) or not booked.closing(entries, account)
     )
     return list(dict.fromkeys(root(account) for account in using))
 
@@ -143,8 +163,8 @@ def approving(entries: Entries, run: str, population: str, items: Sequence[Item]
 
 def _same_recipe(entries: Entries, request: Entry, items: Sequence[Item], recipe: str, text: str) -> bool:
     """Whether a request asked for this: the recipe, its text where one was kept, and all that is asked for."""
-    same = fact(request, "recipe", str) == recipe and (_described(entries, request)["text"] or text) == text
-    return same and all_asked(items, fact(request, "asked", list))
+    same = fact(request, "recipe", str) == recipe and (described(entries, request)["text"] or text) == text
+    return same and _all_asked(items, fact(request, "asked", list))
 
 
 def _objection(entries: Entries, request: Entry, run: str, budget: Budget) -> str:

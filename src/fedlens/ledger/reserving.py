@@ -4,15 +4,12 @@ Every function is called within a transaction of the `Ledger`.
 """
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import booked, clock, requests, reviewers, standings
 from fedlens.ledger.chain import Entry, root
-from fedlens.ledger.entries import Entries
-from fedlens.ledger.facts import account_of, fact, plan_of
-from fedlens.ledger.items import Item
-from fedlens.ledger.spending import Account, kind_of_plan, owed
+from fedlens.ledger.entries import OF_ACCOUNT, Entries, account_of, clock_of, fact, plan_of
+from fedlens.ledger.spending import Account, Item, kind_of_plan, owed
 from fedlens.ledger.storage import LedgerError
 from fedlens.privacy import MatrixPlan, Promise
 
@@ -43,19 +40,10 @@ def reserve(entries: Entries, items: Sequence[Item], *, recipe: str = "", why: s
         standings.within_budget(entries, population, mine)
     for item in new:
         account = item.account
-        said = {"recipe": recipe, "why": why, "request": approvals.get((root(account.run), account.population))}
-        body = _reservation(item) | said | clock.fact(entries.store)
+        body = {"plan": item.plan.to_dict(), **{name: getattr(account, name) for name in OF_ACCOUNT}}
+        body |= {"recipe": recipe, "why": why, "request": approvals.get((root(account.run), account.population))}
+        body |= clock.fact(entries.store)
         entries.append("reserve", account.population, run=account.run, stage=item.stage, body=body)
-
-
-def _reservation(item: Item) -> dict[str, Any]:
-    account = item.account
-    return {
-        "plan": item.plan.to_dict(),
-        "partition": account.partition,
-        "part": account.part,
-        "simulated": account.simulated,
-    }
 
 
 def _is_reserved(entries: Entries, item: Item) -> bool:
@@ -109,7 +97,7 @@ def _must_keep_time(entries: Entries, population: str) -> None:
         return
     last = reviewers.budget_entries(entries, population)[-1]
     since = entries.where("kind = 'reserve' and population = ? and id > ?", population, last.id)
-    if clock.was_set_forward(now, [last, *since]):
+    if clock.was_set_forward(now, map(clock_of, [last, *since])):
         raise LedgerError(
             f"Expected a clock that goes as the machine does: it was set forward, so that what {population!r} spent"
             " would be forgotten. Set it right; or, if it is right now, set the budget anew (fedlens ledger init)."

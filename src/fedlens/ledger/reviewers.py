@@ -5,8 +5,7 @@ from collections.abc import Collection
 from fedlens.ledger import keys
 from fedlens.ledger.budgets import Budget
 from fedlens.ledger.chain import Entry
-from fedlens.ledger.entries import LARGEST, Entries
-from fedlens.ledger.facts import budget_of
+from fedlens.ledger.entries import LARGEST, Entries, budget_of
 from fedlens.ledger.storage import LedgerError
 
 
@@ -25,11 +24,6 @@ def budget(entries: Entries, population: str, before: int = LARGEST) -> Budget |
 
 def budget_entries(entries: Entries, population: str, before: int = LARGEST) -> list[Entry]:
     return entries.where("kind = 'budget' and population = ? and id < ?", population, before)
-
-
-def budgets(entries: Entries) -> list[Budget]:
-    """Of all populations that have one."""
-    return [latest for population in populations(entries) if (latest := budget(entries, population))]
 
 
 def populations(entries: Entries) -> list[str]:
@@ -69,6 +63,7 @@ def must_sign(entries: Entries, population: str, what: str) -> None:
 
 def must_sign_for_all(entries: Entries, what: str) -> None:
     """Refuses a hand that is no reviewer of any population, where some budget has reviewers."""
-    reviewers = {key for known in budgets(entries) for key in known.reviewers}
+    budgets = (budget(entries, population) for population in populations(entries))
+    reviewers = {key for known in budgets if known for key in known.reviewers}
     if reviewers and entries.signer not in reviewers:
         raise NotApprovedError(f"Expected {what} signed by a reviewer of one of the budgets (--key).")

@@ -1,10 +1,11 @@
-"""What runs have spent, and what they add up to for the user who was in most of them."""
+"""What runs ask for and have spent, and what it adds up to for the user who was in most of them."""
 
 import collections
 import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fedlens.ledger.chain import root
 from fedlens.privacy import Guarantee, MatrixPlan, Neighbours, Plan, Promise, Unit, accounting, promised, rounded
 from fedlens.privacy.guarantee import NOT_COVERED
 from fedlens.privacy.losses import Gaussian, Loss
@@ -57,6 +58,20 @@ class Spending:
         return cls(account=account, plans=plans)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Item:
+    """What a run asks for: so many releases of a plan, on an account."""
+
+    account: Account
+    stage: str
+    plan: Promise
+
+    @property
+    def spending(self) -> Spending:
+        """As if all of it were released."""
+        return Spending(account=self.account, plans=(self.plan,))
+
+
 def carried_out(plan: Promise, releases: int) -> Promise:
     """What so many releases of a plan, at least one, are charged as."""
     # A matrix plan is one mechanism, owed whole from its first release on: its price is how far a unit moves all rows
@@ -96,6 +111,7 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
     if not plans:
         raise ValueError("Expected at least one run to state a guarantee about.")
     unit, neighbours = kind_of(plans)
+    runs = {root(spending.account.run) for spending in spendings}
     everybody = [dataclasses.replace(spending, account=_of_everybody(spending.account)) for spending in spendings]
     return Guarantee(
         epsilon=accounting.epsilon_of(suffered(everybody, ""), delta, coarse),
@@ -105,7 +121,7 @@ def guarantee(spendings: Sequence[Spending], delta: float, coarse: float = 1.0) 
         sampling="; ".join(dict.fromkeys(plan.sampling.text for plan in plans)),
         accountant=accounting.accountant(map(priced, plans)),
         composition=composition(spendings, neighbours),
-        not_covered=(*NOT_COVERED, *([LOOKED] if _of_several_runs(spendings) else [])),
+        not_covered=(*NOT_COVERED, *([LOOKED] if len(runs) > 1 else [])),
         simulated=any(spending.account.simulated for spending in spendings),
     )
 
@@ -121,10 +137,6 @@ def kind_of(plans: Sequence[Promise]) -> tuple[str, str]:
 
 def kind_of_plan(plan: Promise) -> Kind:
     return plan.unit, plan.neighbours
-
-
-def _of_several_runs(spendings: Sequence[Spending]) -> bool:
-    return len({spending.account.run.split("/")[0] for spending in spendings}) > 1
 
 
 def stated(spendings: Sequence[Spending], earlier: Sequence[Spending], delta: float) -> Guarantee:

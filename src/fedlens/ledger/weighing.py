@@ -2,12 +2,12 @@
 
 import dataclasses
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from fedlens.ledger.budgets import Budget
-from fedlens.ledger.spending import Spending, guarantee
-from fedlens.privacy import Guarantee, plain, rounded
+from fedlens.ledger.spending import Account, Item, Spending, guarantee
+from fedlens.privacy import Guarantee, Promise, plain, rounded
 
 _DELTA = 1e-5  # where neither the budget nor the request tells one
 
@@ -17,13 +17,21 @@ class Weighed:
     """A request beside the budget it would draw on, as it stands now."""
 
     request: dict[str, Any]  # as `Ledger.requests` tells it
-    asked: tuple[Spending, ...]
-    stages: tuple[str, ...]  # of each plan that is asked for, in order
+    items: tuple[Item, ...]  # what is asked for
     budget: Budget | None
     before: tuple[Spending, ...]  # spent and reserved
     refusal: str  # why it would not be let in just now; empty if it would
     used: bool  # by a run: then it is a part of what was before
     last_approved: dict[str, Any] | None  # the request that was approved before it, on the same population
+
+    @property
+    def asked(self) -> list[Spending]:
+        """One spending for each account."""
+        accounts = dict.fromkeys(item.account for item in self.items)
+        return [Spending(account=one, plans=tuple(self._plans_on(one))) for one in accounts]
+
+    def _plans_on(self, account: Account) -> Iterator[Promise]:
+        return (item.plan for item in self.items if item.account == account)
 
     @property
     def fits(self) -> bool:
@@ -113,11 +121,10 @@ class Weighed:
         return "it fits" if self.fits else f"IT DOES NOT FIT AND CANNOT RUN: {self.refusal}"
 
     def _plans(self) -> list[str]:
-        plans = [(spending.account.part, plan) for spending in self.asked for plan in spending.plans]
         return [
-            f"  selection {part}, {stage}: {plan.releases} releases, noise multiplier {plan.noise_multiplier:.6g},"
-            f" {plan.bound.text}, {plan.sampling.text}"
-            for (part, plan), stage in zip(plans, self.stages, strict=True)
+            f"  selection {item.account.part}, {item.stage}: {item.plan.releases} releases, noise multiplier"
+            f" {item.plan.noise_multiplier:.6g}, {item.plan.bound.text}, {item.plan.sampling.text}"
+            for item in self.items
         ]
 
     def _compared(self) -> list[str]:
@@ -132,17 +139,6 @@ class Weighed:
 
 
 _NO_TEXT = "  the recipe's text was not kept: the request is of an older version"
-
-
-def grouped(asked: Sequence[tuple[Spending, str]]) -> tuple[tuple[Spending, ...], tuple[str, ...]]:
-    """One spending for each account, and the stages of its plans, in the same order."""
-    accounts = dict.fromkeys(spending.account for spending, _ in asked)
-    groups = [[(spending, stage) for spending, stage in asked if spending.account == account] for account in accounts]
-    spendings = [
-        Spending(account=account, plans=tuple(plan for spending, _ in group for plan in spending.plans))
-        for account, group in zip(accounts, groups, strict=True)
-    ]
-    return tuple(spendings), tuple(stage for group in groups for _, stage in group)
 
 
 def _lines(text: str) -> list[str]:

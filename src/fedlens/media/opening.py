@@ -32,11 +32,6 @@ def opened(path: pathlib.Path) -> Trained:
     return chosen(lambda medium: medium.owns(header)).opened(path)
 
 
-def of_model(model: Trained | Samples) -> Medium:
-    """The medium that a model, or what it drew, is of."""
-    return medium(model.medium)
-
-
 def contrast(*groups: Samples, title: str = "fedlens report", **about: Any) -> Report:
     """What sets two groups of samples apart, of whatever medium: the suspicious one first. One alone is looked over.
 

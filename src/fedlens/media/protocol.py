@@ -6,61 +6,108 @@ asked with a recipe is answered from the recipe alone: no private data decide.
 
 import abc
 import dataclasses
+import importlib.resources
+import json
 import pathlib
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 from fedlens.algorithms.protocol import Algorithm
 from fedlens.core.trees import Tree
-from fedlens.ledger import Head, Ledger, Spending
+from fedlens.ledger import Head, Ledger, Spending, guarantee
+from fedlens.ledger.provenance import as_delta, as_head, as_label, as_number
 from fedlens.media.faults import Faults
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Guarantee
 from fedlens.recipes.tables import Settings, Table
 from fedlens.report.report import Finding, Report
 
+if typing.TYPE_CHECKING:
+    import jinja2
+
+Readers = dict[str, Callable[[Any], Any]]
 Values = dict[str, Any]  # a recipe before it is checked
 # Options of a table; when a run uses them, by the table they stand in and the whole recipe; and what they go with.
 Rule = tuple[type[Table], str, Callable[[Any, Any], object], str]
 
 
-class Priced(Protocol):
-    """What was made from private data never travels without what it cost: its file carries it."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Priced(abc.ABC):
+    """What was made from private data never travels without what it cost: its file carries it.
 
+    What `readers` names stands in the header of its file, and is read from it: it may be anything.
+    """
+
+    readers: ClassVar[Readers] = {"label": as_label, "spending": Spending.from_dict, "delta": as_delta}
     medium: ClassVar[str]
+    label: str  # of the group
+    spending: Spending
+    delta: float
 
     @property
-    def label(self) -> str: ...
+    def guarantee(self) -> Guarantee:
+        return guarantee([self.spending], self.delta)
 
-    @property
-    def spending(self) -> Spending: ...
+    def _header(self) -> dict[str, Any]:
+        """The guarantee can be recomputed from the spending."""
+        about = {name: getattr(self, name) for name in self.readers}
+        return about | {"spending": self.spending.to_dict(), "guarantee": self.guarantee.to_dict()}
 
-    @property
-    def delta(self) -> float: ...
+    @classmethod
+    def _stated(cls, about: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: read(about.get(name)) for name, read in cls.readers.items()}
 
-    def save(self, path: pathlib.Path, /) -> None: ...
+    @abc.abstractmethod
+    def save(self, path: pathlib.Path) -> None: ...
 
 
-class Samples(Priced, Protocol):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Samples(Priced):
     """What a model drew."""
 
-    @property
-    def guarantee(self) -> Guarantee: ...
+    readers: ClassVar[Readers] = {**Priced.readers, "round": lambda value: None if value is None else as_number(value)}
+    round: int | None = None  # after which the model drew them
 
+    def _header(self) -> dict[str, Any]:
+        return super()._header() | {"synthetic": True}
+
+    @abc.abstractmethod
     def __len__(self) -> int: ...
 
 
-class Trained(Priced, Protocol):
-    """A model: the content of model.safetensors."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained(Priced):
+    """A trained model with its guarantee: the content of model.safetensors."""
 
-    @property
-    def rounds(self) -> int: ...
+    readers: ClassVar[Readers] = {
+        **Priced.readers,
+        "recipe_sha256": as_label,
+        "rounds": as_number,
+        "ledger_head": as_head,
+    }
+    recipe_sha256: str
+    rounds: int
+    ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
 
-    @property
-    def ledger_head(self) -> Head: ...
+    @abc.abstractmethod
+    def sampled(self, count: int, seed: int) -> Samples: ...
 
-    def sampled(self, count: int, seed: int, /) -> Samples: ...
+    def _of_samples(self) -> dict[str, Any]:
+        """What its samples are told with."""
+        return {"label": self.label, "spending": self.spending, "delta": self.delta, "round": self.rounds}
+
+    @classmethod
+    def _check_header(cls, about: Mapping[str, Any], path: pathlib.Path, more: Iterable[str] = ()) -> None:
+        if missing := {*cls.readers, *more} - about.keys():
+            raise ValueError(
+                f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
+            )
+
+
+def check_fits(network: Any, weights: Tree, path: pathlib.Path) -> None:
+    if not network.fits(weights):
+        raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +120,22 @@ class Template:
     fault: str = ""  # a rehearsal
     tables: str = ""  # of the medium's own, after the data
     tail: str = ""  # what is left open, with its defaults
+
+    @classmethod
+    def beside(cls, package: str, source: str, **values: Any) -> "Template":
+        """From the blocks of template.toml in the folder of `package`, filled in; texts are quoted as TOML wants."""
+        template = template_beside(package)
+        quoted = {key: json.dumps(value, ensure_ascii=False) if value else "" for key, value in values.items()}
+        context = template.new_context({"source": source, **quoted})
+        return cls(source=source, **{name: "".join(block(context)) for name, block in template.blocks.items()})
+
+
+def template_beside(package: str) -> "jinja2.Template":
+    import jinja2
+
+    text = importlib.resources.files(package).joinpath("template.toml").read_text("utf-8")
+    rules = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    return rules.from_string(text)
 
 
 class Medium(abc.ABC):
@@ -100,9 +163,9 @@ class Medium(abc.ABC):
         kinds = {key: (kind, *typing.get_args(kind)) for key, (kind, _) in self.tables.items()}
         return [key for key, arms in kinds.items() if any(isinstance(a, type) and issubclass(a, Table) for a in arms)]
 
-    @abc.abstractmethod
     def claims(self, recipe: Settings) -> bool:
         """Whether it is about this medium: its own keys say so."""
+        return any(getattr(recipe, key) != default for key, (_, default) in self.tables.items())
 
     @abc.abstractmethod
     def problems(self, recipe: Settings) -> list[str]:

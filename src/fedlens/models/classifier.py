@@ -4,7 +4,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -13,31 +13,10 @@ from fedlens.core import files, tensorfiles, trees
 from fedlens.core.trees import Tree
 from fedlens.models.sizes import MOST_LAYERS, check_sizes, fitting
 
+if TYPE_CHECKING:
+    from fedlens.models.primary import Program
+
 Answer = Callable[[Tree, torch.Tensor], torch.Tensor]
-
-
-class Network(Protocol):
-    """What a primary model is made of: a pure function of parameters and images, and how both are kept."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def side(self) -> int: ...
-
-    @property
-    def channels(self) -> int: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    def probabilities(self, params: Tree, images: torch.Tensor) -> torch.Tensor: ...
-
-    def features(self, params: Tree, images: torch.Tensor) -> torch.Tensor: ...
-
-    def digest(self, params: Tree) -> str: ...
-
-    def save(self, path: pathlib.Path, params: Tree) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +139,7 @@ class Primary:
     probabilities, features of zero and the class -1, which equals no label: an error would tell about the image.
     """
 
-    network: Network
+    network: "ConvClassifier | Program"  # pure functions of parameters and images
     params: Tree = dataclasses.field(default_factory=dict, repr=False)
 
     @property

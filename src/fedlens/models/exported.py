@@ -7,7 +7,7 @@ it. So both are read here: operations must be known to compute only (`operations
 
 import operator
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,21 +15,12 @@ import torch
 from fedlens.core import files
 from fedlens.models import operations
 from fedlens.models.archives import Members
-from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
+from fedlens.models.operations import IMAGES, KEPT, Argument, Facts
 
 _SCHEMA = 8  # of torch 2.11 to 2.13
-_DTYPES = {
-    1: torch.uint8,
-    2: torch.int8,
-    3: torch.int16,
-    4: torch.int32,
-    5: torch.int64,
-    6: torch.float16,
-    7: torch.float32,
-    8: torch.float64,
-    12: torch.bool,
-    13: torch.bfloat16,
-}
+_WHOLE, _FLOATING = ("uint8", "int8", "int16", "int32", "int64"), ("float16", "float32", "float64")
+_DTYPES = {number: getattr(torch, name) for number, name in enumerate([*_WHOLE, *_FLOATING], 1)}
+_DTYPES |= {12: torch.bool, 13: torch.bfloat16}
 _FORMATS = {1: torch.contiguous_format, 2: torch.channels_last, 4: torch.preserve_format}
 _STRIDED = 7
 _SIZES: dict[str, Callable[..., Any]] = {
@@ -211,8 +202,7 @@ def _checked(
             handed[key] = Argument(name=key, facts=None, value=parameter.default_value)
     plain = any("as_tensor" not in output and "as_tensors" not in output for output in node["outputs"])
     ordered = [handed[key] for key in parameters if key in handed]
-    facts = Call(operation=operation, shown=target, arguments=ordered, plain=plain).facts(name)
-    return called, reads, facts
+    return called, reads, operations.answered(name, operation, target, ordered, plain)
 
 
 def _argument(
@@ -226,25 +216,26 @@ def _argument(
         facts = [known[part] for part in parts if part is not None]
         if any(fact is None for fact in facts):
             raise operations.refused(name, target)
-
-        def tensors(values: Values) -> Any:
-            held = [None if part is None else values[part] for part in parts]
-            return held if listed else held[0]
-
-        return tensors, operations.merged([fact for fact in facts if fact]) if facts else None, listed, operations.UNSET
+        together = operations.merged([fact for fact in facts if fact]) if facts else None
+        return _reader(parts, listed), together, listed, operations.UNSET
     if what in ("as_sym_int", "as_sym_bool", "as_sym_float", "as_sym_ints"):
         sizes = [_size(part) for part in (about if what == "as_sym_ints" else [about])]
         for size in sizes:
             if isinstance(size, str) and known[size] is not None:
                 raise operations.refused(name, target)
-
-        def numbers(values: Values) -> Any:
-            held = [values[size] if isinstance(size, str) else size for size in sizes]
-            return held if what == "as_sym_ints" else held[0]
-
-        return numbers, None, False, operations.UNSET
+        return _reader(sizes, what == "as_sym_ints"), None, False, operations.UNSET
     fixed = _fixed(what, about, name, target)
     return lambda values: fixed, None, False, fixed
+
+
+def _reader(parts: Sequence[Any], listed: bool) -> Read:
+    """Reads values by their names; what has none is itself."""
+
+    def read(values: Values) -> Any:
+        held = [values[part] if isinstance(part, str) else part for part in parts]
+        return held if listed else held[0]
+
+    return read
 
 
 def _tensor_name(part: Mapping[str, Any]) -> str | None:

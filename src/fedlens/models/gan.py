@@ -246,9 +246,6 @@ class Gan:
             images = torch.cat([self.generator.images(generator, part.to(device)).cpu() for part in latents])[:count]
         return images, self.labels(torch.cat(latents)[:count]) if self.classes else None
 
-    def samples(self, generator: Tree, count: int, seed: int, batch: int = 256) -> torch.Tensor:
-        return self.drawn(generator, count, seed, batch)[0]
-
 
 class Convolutions:
     """A 4x4 convolution of stride 2 and what its gradient needs, by the library's kernels: fastest on a CPU."""

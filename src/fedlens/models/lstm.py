@@ -290,12 +290,7 @@ class _Layer(torch.autograd.Function):
     """
 
     generate_vmap_rule = True
-
-    @staticmethod
-    def forward(
-        entered: torch.Tensor, recurrent: torch.Tensor, projection: torch.Tensor | None
-    ) -> tuple[torch.Tensor, ...]:
-        return _scanned(entered, recurrent, projection)
+    forward = staticmethod(_scanned)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

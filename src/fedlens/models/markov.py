@@ -5,9 +5,6 @@ are, all digits as 0, all capitals as A, other ASCII marks as *, every byte beyo
 """
 
 import dataclasses
-import functools
-import heapq
-import math
 from collections.abc import Sequence
 
 import torch
@@ -73,29 +70,6 @@ class Markov:
         width = max(map(len, contents), default=0) + 2
         framed = [[SPELLING_START, *content, SPELLING_END] for content in contents]
         return self.scored(torch.tensor([row + [PADDING] * (width - len(row)) for row in framed]).view(-1, width))
-
-    def likeliest(self, count: int, width: int = 18) -> list[tuple[str, float]]:
-        """The words of highest probability, with its logarithm: exact, since a word is no likelier than its start."""
-        ranked, order = (part.flatten(0, -2).tolist() for part in self.table.log().sort(descending=True))
-        words: list[tuple[str, float]] = []
-        heap: list[tuple[float, float, tuple[int, ...], int]] = [(-ranked[self._context(())][0], 0.0, (), 0)]
-        while heap and len(words) < count:
-            cost, before, prefix, rank = heapq.heappop(heap)
-            context = self._context(prefix)
-            if rank + 1 < SYMBOLS:  # the next best way to go on after the same signs
-                heapq.heappush(heap, (before - ranked[context][rank + 1], before, prefix, rank + 1))
-            sign = order[context][rank]
-            if sign == EDGE:
-                words.append(("".join(SIGNS[sign] for sign in prefix), -cost))
-            elif len(prefix) < width - 2 and math.isfinite(cost):
-                longer = (*prefix, sign)
-                heapq.heappush(heap, (cost - ranked[self._context(longer)][0], cost, longer, 0))
-        return words
-
-    def _context(self, prefix: tuple[int, ...]) -> int:
-        """The place, in a flat table, of what follows these signs."""
-        last = ((EDGE,) * self.reach + prefix)[-self.reach :]
-        return functools.reduce(lambda total, sign: total * SYMBOLS + sign, last, 0)
 
 
 def windows(rows: torch.Tensor, codes: torch.Tensor, order: int) -> torch.Tensor:

@@ -84,14 +84,9 @@ PURE = MAKES | SHOWS | WRITES | SHAPES | READS
 
 # The argument that must be fixed, and to what: in training these draw at random, or change what they keep.
 EVALUATION: dict[str, tuple[str, Any]] = {
-    "alpha_dropout": ("train", False),
-    "alpha_dropout_": ("train", False),
+    **dict.fromkeys(("alpha_dropout", "alpha_dropout_", "dropout", "dropout_"), ("train", False)),
+    **dict.fromkeys(("feature_alpha_dropout", "feature_dropout", "feature_dropout_"), ("train", False)),
     "batch_norm": ("training", False),
-    "dropout": ("train", False),
-    "dropout_": ("train", False),
-    "feature_alpha_dropout": ("train", False),
-    "feature_dropout": ("train", False),
-    "feature_dropout_": ("train", False),
     "scaled_dot_product_attention": ("dropout_p", 0.0),
 }
 
@@ -139,49 +134,46 @@ class Argument:
     value: Any = UNSET  # where it is fixed
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Call:
-    """One operation of a program, `shown` as it is written there."""
+def answered(file: str, operation: str, shown: str, arguments: Sequence[Argument], plain: bool) -> Facts:
+    """What is known of the tensors that an operation answers with; refuses what does anything but compute.
 
-    operation: str
-    shown: str
-    arguments: Sequence[Argument]
-    plain: bool  # whether any of its answers is a number or a text
+    It is `shown` as it is written in the program, and `plain` if any of its answers is a number or a text.
+    """
+    if operation not in PURE:
+        raise refused(file, shown, why(operation))
+    if not _evaluates(operation, arguments):
+        raise refused(file, shown, _TRAINING)
+    if any(argument.name == "rounding_mode" and argument.value is not None for argument in arguments):
+        raise refused(file, f"{shown} with a rounding_mode", _ENDS)
+    held = [argument.facts for argument in arguments if argument.facts]
+    clean = operation in SHAPES or all(facts.clean for facts in held)
+    if not clean and (plain or operation in READS or _shape_depends_on_values(operation, arguments)):
+        raise refused(file, shown, DECIDES)
+    check_writes(file, shown, arguments)
+    return Facts(fresh=operation in MAKES | SHAPES or _shows_fresh(arguments), clean=clean)
 
-    def facts(self, file: str) -> Facts:
-        """What is known of the tensors it answers with; refuses what does anything but compute."""
-        if self.operation not in PURE:
-            raise refused(file, self.shown, why(self.operation))
-        if not self._evaluates():
-            raise refused(file, self.shown, _TRAINING)
-        if any(argument.name == "rounding_mode" and argument.value is not None for argument in self.arguments):
-            raise refused(file, f"{self.shown} with a rounding_mode", _ENDS)
-        held = [argument.facts for argument in self.arguments if argument.facts]
-        clean = self.operation in SHAPES or all(facts.clean for facts in held)
-        if not clean and (self.plain or self.operation in READS or self._shape_depends_on_values()):
-            raise refused(file, self.shown, DECIDES)
-        check_writes(file, self.shown, self.arguments)
-        return Facts(fresh=self.operation in MAKES | SHAPES or self._shows_fresh(), clean=clean)
 
-    def _shows_fresh(self) -> bool:
-        """A view is as fresh as what it may be a view of; one of pixels is not mistaken for one without."""
-        shown = [argument for argument in self.arguments if argument.facts and not argument.plain]
-        held = [argument.facts for argument in shown if argument.facts]
-        return merged(held).fresh and not any(argument.listed for argument in shown)
+def _shows_fresh(arguments: Sequence[Argument]) -> bool:
+    """A view is as fresh as what it may be a view of; one of pixels is not mistaken for one without."""
+    shown = [argument for argument in arguments if argument.facts and not argument.plain]
+    held = [argument.facts for argument in shown if argument.facts]
+    return merged(held).fresh and not any(argument.listed for argument in shown)
 
-    def _evaluates(self) -> bool:
-        values = {argument.name: argument.value for argument in self.arguments}
-        if self.operation == "instance_norm":  # it writes over averages that it is handed, unless it uses them
-            return values.get("running_mean", UNSET) is None or values.get("use_input_stats", UNSET) is False
-        name, wanted = EVALUATION.get(self.operation, ("", UNSET))
-        given = values.get(name, UNSET)
-        return wanted is UNSET or (type(given) is type(wanted) and given == wanted)
 
-    def _shape_depends_on_values(self) -> bool:
-        """A mask as an index, and `where` without a choice, answer with as many rows as there are hits."""
-        if self.operation == "index":
-            return not all(argument.facts.clean for argument in self.arguments[1:] if argument.facts)
-        return self.operation == "where" and len(self.arguments) == 1
+def _evaluates(operation: str, arguments: Sequence[Argument]) -> bool:
+    values = {argument.name: argument.value for argument in arguments}
+    if operation == "instance_norm":  # it writes over averages that it is handed, unless it uses them
+        return values.get("running_mean", UNSET) is None or values.get("use_input_stats", UNSET) is False
+    name, wanted = EVALUATION.get(operation, ("", UNSET))
+    given = values.get(name, UNSET)
+    return wanted is UNSET or (type(given) is type(wanted) and given == wanted)
+
+
+def _shape_depends_on_values(operation: str, arguments: Sequence[Argument]) -> bool:
+    """A mask as an index, and `where` without a choice, answer with as many rows as there are hits."""
+    if operation == "index":
+        return not all(argument.facts.clean for argument in arguments[1:] if argument.facts)
+    return operation == "where" and len(arguments) == 1
 
 
 def check_writes(file: str, shown: str, arguments: Sequence[Argument]) -> None:

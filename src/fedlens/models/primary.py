@@ -129,14 +129,6 @@ class Program:
     sha256: str
 
     @property
-    def least(self) -> int:
-        return self.sizes[-1]
-
-    @property
-    def most(self) -> int:
-        return self.sizes[0]
-
-    @property
     def side(self) -> int:
         return self.takes.side
 
@@ -177,7 +169,7 @@ class Program:
         return [*pieces, count] if count or not pieces else pieces
 
     def _outputs(self, images: torch.Tensor) -> torch.Tensor:
-        wanted = max(self.least, len(images))
+        wanted = max(self.sizes[-1], len(images))
         padded = F.pad(images, (0, 0, 0, 0, 0, 0, 0, wanted - len(images)))
         answer = _answer(self.module, self.takes.of(padded))
         if answer is None or _classes(answer, wanted) != self.classes:
@@ -326,10 +318,7 @@ def _tried(primary: Primary, name: str) -> Primary:
             many = network.features(primary.params, images.repeat(-(-rows // len(images)), 1, 1, 1)[:rows])
         if not torch.allclose(many[: len(images)], outputs[:rows], rtol=1e-3, atol=1e-4):
             raise ValueError(f"Expected {name} to answer alike whether it is asked about {rows} images or fewer.")
-    if isinstance(network, Program) and _are_probabilities(outputs):
+    shares = bool((outputs >= 0).all() and ((outputs.sum(1) - 1).abs() < 1e-3).all())
+    if isinstance(network, Program) and shares:
         return Primary(dataclasses.replace(network, gives_probabilities=True))
     return primary
-
-
-def _are_probabilities(rows: torch.Tensor) -> bool:
-    return bool((rows >= 0).all() and ((rows.sum(1) - 1).abs() < 1e-3).all())

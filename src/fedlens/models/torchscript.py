@@ -18,7 +18,7 @@ import torch
 
 from fedlens.models import archives, operations
 from fedlens.models.archives import Members
-from fedlens.models.operations import IMAGES, KEPT, Argument, Call, Facts
+from fedlens.models.operations import IMAGES, KEPT, Argument, Facts
 
 _jit: Any = torch.jit  # it does not declare all that it exports
 _NEEDED = re.compile(r"data\.pkl|constants\.pkl|data/\d+|constants/\d+|code/[\w/]+\.py|(\.data/)?version|byteorder")
@@ -146,6 +146,7 @@ def _check_known(node: Any, name: str) -> None:
 
 
 Known = dict[str, Facts | None]
+_HELD = {"prim::Constant": KEPT, "prim::GetAttr": KEPT, "prim::Uninitialized": operations.NEVER}
 
 
 def _check_block(block: Any, known: Known, name: str) -> list[Facts | None]:
@@ -162,11 +163,8 @@ def _answers(node: Any, known: Known, name: str) -> list[Facts | None]:
     held = [known[value.debugName()] for value in node.inputs()]
     if kind == "prim::Constant":
         _check_device(node, name)
-        return [_unless_scalar(value, KEPT) for value in outputs]
-    if kind == "prim::GetAttr":
-        return [_unless_scalar(value, KEPT) for value in outputs]
-    if kind == "prim::Uninitialized":
-        return [_unless_scalar(value, operations.NEVER) for value in outputs]
+    if kind in _HELD:
+        return [_unless_scalar(value, _HELD[kind]) for value in outputs]
     if kind in ("prim::ListConstruct", "prim::TupleConstruct"):
         clean = all(facts.clean for facts in held if facts) and (bool(held) or not _holds_tensors(outputs[0].type()))
         return [Facts(fresh=True, clean=clean)]
@@ -189,7 +187,7 @@ def _answers(node: Any, known: Known, name: str) -> list[Facts | None]:
 def _called(operation: str, kind: str, arguments: list[Argument], plain: bool, name: str) -> Facts:
     space = kind.partition("::")[0]
     if (space == "aten" and operation in operations.PURE) or operation in operations.SHAPES:
-        return Call(operation=operation, shown=kind, arguments=arguments, plain=plain).facts(name)
+        return operations.answered(name, operation, kind, arguments, plain)
     held = [argument.facts for argument in arguments if argument.facts]
     clean = all(facts.clean for facts in held)
     if operation == "RaiseException":  # what is raised is dropped

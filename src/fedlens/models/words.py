@@ -90,10 +90,6 @@ class Vocabulary:
     def end(self) -> int:
         return len(self.words) + 2
 
-    @property
-    def symbols(self) -> int:
-        return len(self.words) + 3
-
     def number(self, word: str) -> int:
         """Of a word; `unknown` if it is none of ours."""
         return self._numbers.get(word, self.unknown)

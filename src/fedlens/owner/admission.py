@@ -27,9 +27,8 @@ from fedlens.recipes.tables import Data
 
 PUBLIC_SHARE = 0.01  # of the examples of a file that is called public
 IN_PASSING = "(in passing)"  # the name of an entry that belongs to no population
-DEMONSTRATED = {
-    name for source in media.built_in() for name in (source, f"{source}-without-bug")
-}  # budgets of public data
+# Budgets of public data.
+DEMONSTRATED = {name for source in media.built_in() for name in (source, f"{source}-without-bug")}
 CLOSED = (
     "Expected data as the recipe says they are (how many units, which labels). What they are, their owner says (fedlens"
     " data register); until then this ledger takes no data in passing."
@@ -301,22 +300,20 @@ def declare_public(paths: Sequence[pathlib.Path], owner: Owner) -> None:
 
 
 def check_public(path: pathlib.Path, medium: str, owner: Owner, column: str | None = None) -> None:
-    """A file that is called public, before it is read as such."""
-    _check_public(path, functools.partial(prints.of_public, path, reading.reading(medium), column=column), owner)
+    """A file that is called public, before it is read as such.
 
-
-def _check_public_files(recipe: Recipe, owner: Owner) -> None:
-    medium = reading.reading(recipe.medium.name)
-    for path, column in medium.public_examples(recipe):
-        _check_public(path, functools.partial(prints.of_public, path, medium, column=column), owner)
-
-
-def _check_public(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owner) -> None:
-    """What is public on a pinned machine, its owner has said: a comparison would tell what the data hold."""
+    What is public on a pinned machine, its owner has said: a comparison would tell what the data hold.
+    """
     if pins.found():
         pins.check_public(path)
     else:
-        _compare(path, printed, owner)
+        _compare(path, functools.partial(prints.of_public, path, reading.reading(medium), column=column), owner)
+
+
+def _check_public_files(recipe: Recipe, owner: Owner) -> None:
+    medium = recipe.medium.name
+    for path, column in reading.reading(medium).public_examples(recipe):
+        check_public(path, medium, owner, column)
 
 
 def _compare(path: pathlib.Path, printed: Callable[[bytes], Prints], owner: Owner) -> None:

@@ -111,20 +111,21 @@ class Owner:
 
     def claiming(self, known: Registration) -> Registration | None:
         """The population that an owner has registered with the same data, under another name."""
-        own = self.prints_of(known)
-        others = (other for other in self.everything() if other.name != known.name and not other.passing)
-        return next((other for other in others if self.alike(own, other)), None)
+        return next(self._alike(known.name, self.prints_of(known)), None)
+
+    def _alike(self, name: str, made: Prints) -> Iterator[Registration]:
+        """What owners have registered under other names, with many of the same examples."""
+        others = (other for other in self.everything() if other.name != name and not other.passing)
+        return (other for other in others if self.alike(made, other))
 
     def _drawn_on(self, name: str, budget: str | None, made: Prints) -> str | None:
         """Whose budget data draw on: that of those who share their examples, if anybody registered such data before."""
-        others = [other for other in self.everything() if other.name != name and not other.passing]
-        alike = [other for other in others if self.alike(made, other)]
         if budget is not None:
             bound = self.known(budget)
             budget = bound.budget or budget if bound else budget
             if self.book.budget(budget) is None:
                 raise ValueError(f"Expected --budget of a population that has one; {budget!r} has none.")
-        for other in alike:
+        for other in self._alike(name, made):
             if (budget or name) != (other.budget or other.name):
                 raise ValueError(
                     f"Expected --budget {other.budget or other.name}: these data, or many of them, are registered as"
@@ -248,13 +249,8 @@ def registration(
 ) -> Registration:
     """Of data that were read: what they are is public, how many are not."""
     medium = reading.of_population(users)
-    read = {
-        "medium": medium.name,
-        "facts": medium.facts(users),
-        "columns": selectable(users),
-        "whole": made.whole,
-        "grouped": made.grouped,
-    }
+    read = {"medium": medium.name, "facts": medium.facts(users), "columns": selectable(users)}
+    read |= {"whole": made.whole, "grouped": made.grouped}
     said = {"name": name, "data": source, "unit": unit, "policy": policy, "budget": budget, "passing": passing}
     with sensible():
         return Registration.model_validate(dataclasses.asdict(bounds) | read | said)
@@ -313,7 +309,5 @@ def _keep_within(users: Population, bounds: Bounds) -> None:
 
 def _looks(path: pathlib.Path) -> str:
     """Sizes and times of the files: data that look as they did are not read again."""
-    looks = {
-        str(file): [(s := file.stat()).st_size, s.st_mtime_ns, s.st_ino] for file in files.within(path, links=True)
-    }
-    return json.dumps(looks, sort_keys=True)
+    seen = ((str(file), file.stat()) for file in files.within(path, links=True))
+    return json.dumps({name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in seen}, sort_keys=True)

@@ -5,7 +5,6 @@ Whoever has no key can neither compute a print nor test a guess against one.
 
 import dataclasses
 import hashlib
-import heapq
 import hmac
 import pathlib
 from collections.abc import Iterator
@@ -27,9 +26,8 @@ class Prints:
 
     whole: str  # of all examples, in any order, whoever holds them
     grouped: str  # of all examples with their labels, attributes and who holds which; "" where nobody does
-    sample: np.ndarray = dataclasses.field(
-        repr=False
-    )  # of different examples: sorted, 64 bits each, the last one if telling
+    # Of different examples: sorted, 64 bits each, the last one if telling.
+    sample: np.ndarray = dataclasses.field(repr=False)
 
     def shared_with(self, other: "Prints", telling: bool = False) -> float:
         """Which share of these examples the other holds too, as far as the samples of both reach; of all, or of those
@@ -94,22 +92,18 @@ def _sealed(key: bytes, total: int) -> str:
 
 
 class _Sample:
-    """The smallest of different numbers; of the largest population no more than MOST are held."""
+    """The MOST smallest of different numbers; twice as many are held at the most."""
 
     def __init__(self) -> None:
-        self._heap: list[int] = []  # of negative numbers: the largest comes first
-        self._held: set[int] = set()
+        self._held: list[int] = []
 
     def add(self, number: int, telling: bool) -> None:
-        short = (number >> 65 << 1) + telling
-        if short in self._held:
-            return
-        if len(self._heap) < MOST:
-            heapq.heappush(self._heap, -short)
-            self._held.add(short)
-        elif short < -self._heap[0]:
-            self._held.discard(-heapq.heapreplace(self._heap, -short))
-            self._held.add(short)
+        self._held.append((number >> 65 << 1) + telling)
+        if len(self._held) >= 2 * MOST:
+            self._held = self._smallest()
 
     def sorted(self) -> np.ndarray:
-        return np.array(sorted(self._held), np.uint64)
+        return np.array(self._smallest(), np.uint64)
+
+    def _smallest(self) -> list[int]:
+        return sorted({*self._held})[:MOST]

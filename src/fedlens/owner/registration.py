@@ -6,7 +6,7 @@ ledger. Everything here is public but the path; whether a recipe is admitted fol
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
@@ -22,14 +22,17 @@ from fedlens.recipes.tables import Data, PopulationName, Table, sound
 VOCABULARY = "vocabulary"  # learning one is an algorithm too, as far as an owner is concerned
 
 
-def _algorithm(name: str) -> str:
-    if name not in (*ALGORITHMS, VOCABULARY):
-        raise ValueError(f"expected one of {', '.join([*ALGORITHMS, VOCABULARY])}")
-    return name
-
-
 EVERY = (*ALGORITHMS, VOCABULARY)
 EXACT = "fixed-size", "balanced"  # samplers that must know how many units there are
+
+
+def _one_of(known: Collection[str]) -> pydantic.AfterValidator:
+    def checked(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"expected one of {', '.join(known)}")
+        return name
+
+    return pydantic.AfterValidator(checked)
 
 
 class Policy(Table):
@@ -41,7 +44,7 @@ class Policy(Table):
     simulation: bool = False  # --simulate: seeded noise, which protects nobody
     programs: bool = False  # primary models that are programs: TorchScript, torch.export
     functions: bool = False  # bugs and tokenizers of one's own, package.module:function, with --simulate
-    algorithms: tuple[Annotated[str, pydantic.AfterValidator(_algorithm)], ...] = EVERY
+    algorithms: tuple[Annotated[str, _one_of(EVERY)], ...] = EVERY
     minimum_noise: NonNegativeFloat = 0.0  # multiplier of every release
     largest_epsilon: PositiveFloat | None = None  # of one run
 
@@ -55,17 +58,11 @@ class Policy(Table):
         return "; ".join(rules)
 
 
-def _medium(name: str) -> str:
-    if name not in media.MEDIA:
-        raise ValueError(f"expected one of {', '.join(media.MEDIA)}")
-    return name
-
-
 class Registration(Table):
     version: Literal[1] = 1
     name: PopulationName
     data: Data  # where they lie and what they hold
-    medium: Annotated[str, pydantic.AfterValidator(_medium)]
+    medium: Annotated[str, _one_of(media.MEDIA)]
     facts: dict[str, int] = Field(default_factory=dict)  # what is public of the examples' form: the side of images
     columns: tuple[str, ...] = ()  # what there is to select by, labels (y) among it
     unit: Literal["user", "silo"] = "user"  # whose rows the column of users puts together

@@ -1,29 +1,20 @@
 """Plans, what they cost, and how a guarantee is stated."""
 
-from fedlens.privacy.bounds import Bound, L2Clip, RowClip, TopKSign, UpdateAndBit
-from fedlens.privacy.guarantee import Guarantee, plain, rounded
-from fedlens.privacy.matrix import MatrixPlan, Promise, promised
-from fedlens.privacy.plan import Neighbours, Plan, Unit
-from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson, Sampling
-
-__all__ = [
-    "Balanced",
-    "Bound",
-    "Everyone",
-    "FixedSize",
-    "Guarantee",
-    "L2Clip",
-    "MatrixPlan",
-    "Neighbours",
-    "Plan",
-    "Poisson",
-    "Promise",
-    "RowClip",
-    "Sampling",
-    "TopKSign",
-    "Unit",
-    "UpdateAndBit",
-    "plain",
-    "promised",
-    "rounded",
-]
+from fedlens.privacy.bounds import Bound as Bound
+from fedlens.privacy.bounds import L2Clip as L2Clip
+from fedlens.privacy.bounds import RowClip as RowClip
+from fedlens.privacy.bounds import TopKSign as TopKSign
+from fedlens.privacy.bounds import UpdateAndBit as UpdateAndBit
+from fedlens.privacy.guarantee import Guarantee as Guarantee
+from fedlens.privacy.guarantee import plain as plain
+from fedlens.privacy.guarantee import rounded as rounded
+from fedlens.privacy.matrix import MatrixPlan as MatrixPlan
+from fedlens.privacy.matrix import Promise as Promise
+from fedlens.privacy.matrix import promised as promised
+from fedlens.privacy.plan import Neighbours as Neighbours
+from fedlens.privacy.plan import Plan as Plan
+from fedlens.privacy.plan import Unit as Unit
+from fedlens.privacy.sampling import Balanced as Balanced
+from fedlens.privacy.sampling import Everyone as Everyone
+from fedlens.privacy.sampling import FixedSize as FixedSize
+from fedlens.privacy.sampling import Poisson as Poisson

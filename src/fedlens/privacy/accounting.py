@@ -110,9 +110,7 @@ def calibrated(plan: Plan, target: float, delta: float, beside: tuple[Plan, ...]
     if not target > 0:
         raise ValueError(f"Expected epsilon={target} > 0.")
     if beside and (floor := epsilon(beside, delta)) >= target:
-        raise ValueError(
-            f"Expected epsilon={target} above the {floor:.3g} that the other releases of this run cost already."
-        )
+        raise ValueError(f"Expected epsilon={target} above the {floor:.3g} that the run's other releases cost already.")
 
     def excess(log_z: float) -> float:
         plans = [dataclasses.replace(plan, noise_multiplier=math.exp(log_z)), *beside]

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from fedlens.core import trees
+from fedlens.core import files, trees
 from fedlens.core.trees import Tree
 
 
@@ -76,7 +76,7 @@ class RowClip:
 
     def __post_init__(self) -> None:
         _positive("row_norm", self.row_norm)
-        _at_least_one("rows", self.rows)
+        at_least_one("rows", self.rows)
 
     @property
     def norm(self) -> float:
@@ -99,8 +99,8 @@ class TopKSign:
     rows: int
 
     def __post_init__(self) -> None:
-        _at_least_one("k", self.k)
-        _at_least_one("rows", self.rows)
+        at_least_one("k", self.k)
+        at_least_one("rows", self.rows)
 
     @property
     def norm(self) -> float:
@@ -127,9 +127,11 @@ def _as_rows(contribution: Tree, rows: int) -> Tree:
     return contribution
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
+def at_least_one(name: str, value: int) -> None:
+    if not value >= 1:
         raise ValueError(f"Expected {name}={value} >= 1.")
+    if not files.whole(value, 1, 2**53):
+        raise ValueError(f"Expected {name}={value} as a whole number.")
 
 
 def _positive(name: str, value: float) -> None:

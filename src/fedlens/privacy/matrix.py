@@ -19,17 +19,14 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from fedlens.core import files
-from fedlens.privacy.bounds import L2Clip
-from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, _name_of, check_promise, read_back
+from fedlens.privacy.bounds import L2Clip, at_least_one
+from fedlens.privacy.plan import BOUNDS, Neighbours, Plan, Unit, check_promise, read_back, written
 from fedlens.privacy.sampling import Balanced, Everyone
 
 Array = npt.NDArray[np.float64]
 NoiseRow = Any  # an array or a tensor: it adds, subtracts and scales
 Memory = tuple[NoiseRow, ...]  # what the next row of noise needs of those before it
 _NO_NOISE = 1e-3  # as in `accounting`: under it epsilon would be in the millions
-
-
 # What the search for the heaviest pattern may hold and do: 0.5 GB and a few seconds. Enough for 20,000 releases of
 # independent noise that everyone may be in, or for 10,000 of 2,000 bands with participations 1,000 releases apart.
 _MOST_PAIRS, _MOST_STEPS = 2**24, 2**29
@@ -77,7 +74,7 @@ class Banded:
     bands: int
 
     def __post_init__(self) -> None:
-        _at_least_one("bands", self.bands)
+        at_least_one("bands", self.bands)
 
     @property
     def reach(self) -> int:
@@ -130,7 +127,7 @@ class BinaryTree:
     restart: int
 
     def __post_init__(self) -> None:
-        _at_least_one("restart", self.restart)
+        at_least_one("restart", self.restart)
 
     @property
     def reach(self) -> int:
@@ -195,7 +192,7 @@ class MatrixPlan:
     def __post_init__(self) -> None:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
         for name in ("participations", "separation"):
-            _at_least_one(name, getattr(self, name))
+            at_least_one(name, getattr(self, name))
         pairs = max(0, min(self.strategy.reach, self.releases) - self.separation)
         times = min(self.participations, 1 + (self.releases - 1) // self.separation)
         if self.releases * pairs > _MOST_PAIRS or self.releases * (pairs + 1) * times > _MOST_STEPS:
@@ -283,23 +280,11 @@ class MatrixPlan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the ledger, the run folder and the wire; `from_dict` reads them back."""
-        plain = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return plain | {
-            "strategy": {"kind": _name_of(self.strategy, STRATEGIES)} | dataclasses.asdict(self.strategy),
-            "bound": {"kind": _name_of(self.bound, BOUNDS)} | dataclasses.asdict(self.bound),
-            "unit": str(self.unit),
-            "neighbours": str(self.neighbours),
-        }
+        return written(self, strategy=STRATEGIES, bound=BOUNDS)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "MatrixPlan":
-        parts = {
-            "strategy": read_back(STRATEGIES, values["strategy"]),
-            "bound": read_back(BOUNDS, values["bound"]),
-            "unit": Unit(values["unit"]),
-            "neighbours": Neighbours(values["neighbours"]),
-        }
-        return cls(**values | parts)
+        return cls(**read_back(cls, values, strategy=STRATEGIES, bound=BOUNDS))
 
     def canonical(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True)
@@ -348,10 +333,3 @@ def _extended(best: Array, pairs: list[Array], separation: int) -> Array:
 
 def _later(values: Array, gap: int) -> Array:
     return np.concatenate([np.full(gap, -np.inf), values])[: len(values)]
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if not value >= 1:
-        raise ValueError(f"Expected {name}={value} >= 1.")
-    if not files.whole(value, 1, 2**53):
-        raise ValueError(f"Expected {name}={value} as a whole number.")

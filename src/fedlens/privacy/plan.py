@@ -35,13 +35,9 @@ class Neighbours(enum.StrEnum):
     REPLACE_ONE = "replace-one"
 
 
-SAMPLERS: dict[str, Any] = {"poisson": Poisson, "fixed-size": FixedSize, "balanced": Balanced, "everyone": Everyone}
-BOUNDS: dict[str, Any] = {
-    "l2-clip": L2Clip,
-    "update-and-bit": UpdateAndBit,
-    "row-clip": RowClip,
-    "top-k-sign": TopKSign,
-}
+Kinds = dict[str, Any]  # classes, by the names they are written down under
+SAMPLERS: Kinds = {"poisson": Poisson, "fixed-size": FixedSize, "balanced": Balanced, "everyone": Everyone}
+BOUNDS: Kinds = {"l2-clip": L2Clip, "update-and-bit": UpdateAndBit, "row-clip": RowClip, "top-k-sign": TopKSign}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,27 +111,11 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the ledger, the run folder and the wire; `from_dict` reads them back."""
-        return {
-            "sampling": {"kind": _name_of(self.sampling, SAMPLERS)} | dataclasses.asdict(self.sampling),
-            "bound": {"kind": _name_of(self.bound, BOUNDS)} | dataclasses.asdict(self.bound),
-            "noise_multiplier": self.noise_multiplier,
-            "releases": self.releases,
-            "expected_contributors": self.expected_contributors,
-            "unit": str(self.unit),
-            "neighbours": str(self.neighbours),
-        }
+        return written(self, sampling=SAMPLERS, bound=BOUNDS)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":
-        return cls(
-            sampling=read_back(SAMPLERS, values["sampling"]),
-            bound=read_back(BOUNDS, values["bound"]),
-            noise_multiplier=values["noise_multiplier"],
-            releases=values["releases"],
-            expected_contributors=values["expected_contributors"],
-            unit=Unit(values["unit"]),
-            neighbours=Neighbours(values["neighbours"]),
-        )
+        return cls(**read_back(cls, values, sampling=SAMPLERS, bound=BOUNDS))
 
     def canonical(self) -> str:
         return json.dumps(self.to_dict(), sort_keys=True)
@@ -155,7 +135,23 @@ def check_promise(noise_multiplier: float, releases: int, expected_contributors:
         raise ValueError(f"Expected expected_contributors={expected_contributors} > 0 and finite.")
 
 
-def read_back(kinds: dict[str, Any], values: dict[str, Any]) -> Any:
+def written(plan: Any, **kinds: Kinds) -> dict[str, Any]:
+    """The plain values of a plan; its parts are those of these kinds, by their names."""
+    plain = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    for name, known in kinds.items():
+        kind = next(kind for kind, cls in known.items() if isinstance(plain[name], cls))
+        plain[name] = {"kind": kind} | dataclasses.asdict(plain[name])
+    return plain | {"unit": str(plan.unit), "neighbours": str(plan.neighbours)}
+
+
+def read_back(cls: Any, values: dict[str, Any], **kinds: Kinds) -> dict[str, Any]:
+    """What `written` wrote, as a plan of this class takes it."""
+    own = {field.name: values[field.name] for field in dataclasses.fields(cls) if field.name in values}
+    parts = {name: _part(known, values[name]) for name, known in kinds.items()}
+    return own | parts | {"unit": Unit(values["unit"]), "neighbours": Neighbours(values["neighbours"])}
+
+
+def _part(kinds: Kinds, values: dict[str, Any]) -> Any:
     """One of the kinds from its plain values, which may come from anybody's file: each of the type it should have."""
     given = dict(values)
     kind = kinds[given.pop("kind")]
@@ -168,7 +164,3 @@ def read_back(kinds: dict[str, Any], values: dict[str, Any]) -> Any:
         if field.name in given and not tests[field.type](given[field.name]):
             raise ValueError(f"Expected {field.name} as another kind of value in a plan.")
     return kind(**given)
-
-
-def _name_of(value: object, kinds: dict[str, Any]) -> str:
-    return next(name for name, kind in kinds.items() if isinstance(value, kind))

@@ -47,10 +47,7 @@ def of(loss: Loss, orders: Sequence[float]) -> np.ndarray:
 
 
 def epsilon(
-    suffered: Mapping[Loss, int],
-    delta: float,
-    conversion: Conversion = improved,
-    orders: Sequence[float] = ORDERS,
+    suffered: Mapping[Loss, int], delta: float, conversion: Conversion = improved, orders: Sequence[float] = ORDERS
 ) -> float:
     """The epsilon of losses, each suffered so many times.
 

@@ -5,40 +5,20 @@
 | Everyone, Balanced | moves the sum by one bound | by two |
 | Poisson | by one, if it was drawn | from one side by one to the other, if it was drawn |
 | FixedSize | by two, if it was drawn: it displaces another | by two, if it was drawn |
+
+All say the same: whether a unit that takes part may push another out, which that one may remember (`displaces`);
+whether releases must come one after the other, each once (`in_turn`); in how many of so many releases the busiest unit
+may take part, as far as is known beforehand (`participations`). They `check` data that the guarantee does not hold for,
+`selected` if who is in it depends on private data; the `multiplier` of a `loss` is the noise over the bound.
 """
 
 import dataclasses
 import math
-from typing import Protocol
 
 import numpy as np
 
 from fedlens.core.randomness import Randomness
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian, Loss, SampledGaussian
-
-
-class Sampling(Protocol):
-    @property
-    def text(self) -> str: ...
-
-    def check(self, units: int, selected: bool) -> None:
-        """Refuses data that the guarantee does not hold for; `selected` if who is in it depends on private data."""
-
-    @property
-    def displaces(self) -> bool:
-        """Whether a unit that takes part may push another out, which that one may remember."""
-
-    @property
-    def in_turn(self) -> bool:
-        """Whether releases must come one after the other, each once."""
-
-    def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray: ...
-
-    def loss(self, multiplier: float, replaced: bool) -> Loss:
-        """Of one release; `multiplier` is the noise over the bound, and `replaced` tells replace-one neighbours."""
-
-    def participations(self, releases: int) -> int:
-        """In how many of so many releases the busiest unit may take part, as far as is known beforehand."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,11 +68,8 @@ class Poisson:
         return np.sort(joins[order[: self.cap]])
 
     def loss(self, multiplier: float, replaced: bool) -> Loss:
-        if self.capped:
-            return SampledGaussian(
-                multiplier=multiplier, rate=self.rate, replaced=replaced, population=self.population, cap=self.cap
-            )
-        return SampledGaussian(multiplier=multiplier, rate=self.rate, replaced=replaced)
+        plain = SampledGaussian(multiplier=multiplier, rate=self.rate, replaced=replaced)
+        return dataclasses.replace(plain, population=self.population, cap=self.cap) if self.capped else plain
 
     def participations(self, releases: int) -> int:
         return releases
@@ -161,9 +138,7 @@ class Balanced:
 
     def check(self, units: int, selected: bool) -> None:
         if selected:
-            raise ValueError(
-                "Expected a balanced schedule on a whole population: in a selection, slots depend on data."
-            )
+            raise ValueError("Expected whole populations for a balanced schedule: in a selection slots depend on data.")
         _as_declared(units, self.population)
 
     @property
@@ -188,14 +163,10 @@ class Balanced:
 class Everyone:
     """Every unit, every time: no amplification, but Gaussians compose exactly and the head count stays private."""
 
-    displaces, in_turn = False, False
+    displaces, in_turn, text = False, False, "every unit in every release"
 
     def check(self, units: int, selected: bool) -> None:
         pass
-
-    @property
-    def text(self) -> str:
-        return "every unit in every release"
 
     def draw(self, units: int, randomness: Randomness, label: str, release: int) -> np.ndarray:
         return np.arange(units)

@@ -10,17 +10,7 @@ from fedlens.media import opening
 from fedlens.media.protocol import Medium, Rule
 from fedlens.privacy import Unit
 from fedlens.recipes.stages import THRESHOLDS
-from fedlens.recipes.tables import (
-    Bug,
-    Columns,
-    Data,
-    Optimizer,
-    PrimarySettings,
-    Privacy,
-    Selection,
-    Table,
-    Training,
-)
+from fedlens.recipes.tables import Bug, Columns, Data, Optimizer, PrimarySettings, Privacy, Selection, Table, Training
 
 if TYPE_CHECKING:
     from fedlens.recipes.recipe import Recipe
@@ -85,11 +75,8 @@ def _of_media(recipe: "Recipe", own: Medium) -> list[str]:
     for other in others:
         if recipe.data.source in media.sources_of(other.name):
             problems.append(f"source = '{recipe.data.source}' holds {other.name}, and the recipe is of {own.name}")
-        problems += [
-            f"{kind} is a bug of {other.name}, not of {own.name}"
-            for kind in recipe.fault_kinds
-            if kind in other.faults.known
-        ]
+        foreign = [kind for kind in recipe.fault_kinds if kind in other.faults.known]
+        problems += [f"{kind} is a bug of {other.name}, not of {own.name}" for kind in foreign]
     if recipe.task not in own.tasks:
         problems.append(f"task = '{recipe.task}' is not one of {own.name}: {', '.join(own.tasks)}")
     if recipe.primary and not own.judged:

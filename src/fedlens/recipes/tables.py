@@ -41,6 +41,12 @@ def _algorithm(name: str) -> str:
     return name
 
 
+def _fault(kind: str) -> str:
+    media.fault(kind)  # or it says which names there are
+    return kind
+
+
+FaultKind = Annotated[str, pydantic.AfterValidator(_fault)]
 Column = Annotated[str, pydantic.AfterValidator(_free)]
 
 
@@ -51,19 +57,13 @@ class Table(pydantic.BaseModel):
 class Bug(Table):
     """A bug planted on purpose, to see whether it would be found."""
 
-    kind: str
+    kind: FaultKind
     fraction: Share = 0.5
     of: Literal["users", "examples"] = "users"  # of each user's examples, that is
     share: Share = 1.0  # of the examples of a user whom it hits
     seed: NonNegativeInt = 0
     classes: PositiveInt | None = None  # of labels, for bugs that change them: a public number
     mark: Column | None = None  # a column to add: 1 in the rows of a user whom it hit (the faulty release), else 0
-
-    @pydantic.field_validator("kind")
-    @classmethod
-    def _known(cls, kind: str) -> str:
-        media.fault(kind)  # or it says which names there are
-        return kind
 
     @property
     def relabels(self) -> bool:
@@ -344,14 +344,7 @@ class Settings(Table):
     selections: dict[Name, Selection]
     privacy: Privacy
     training: Training = Training()
-    hypotheses: tuple[str, ...] = ()  # what else could explain a difference: package.module:function
-
-    @pydantic.field_validator("hypotheses")
-    @classmethod
-    def _known(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
-        for kind in kinds:
-            media.fault(kind)  # or it says what is wrong
-        return kinds
+    hypotheses: tuple[FaultKind, ...] = ()  # what else could explain a difference: package.module:function
 
     @property
     def fault_kinds(self) -> tuple[str, ...]:

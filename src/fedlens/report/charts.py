@@ -87,7 +87,9 @@ def outlines(edges: Sequence[float], groups: Sequence[Sequence[float]]) -> tuple
     if not -math.inf < edges[0] < edges[-1] < math.inf or any(len(group) != len(edges) - 1 for group in groups):
         raise ValueError(f"Expected growing edges and one count between each two of {len(edges)}.")
     top, heights = _heights(groups)
-    return top, [_outline(edges, group) for group in heights]
+    alongs = [f"H{100 * (edge - edges[0]) / (edges[-1] - edges[0]):.4g}" for edge in edges[1:]]
+    steps = [zip((f"V{100 - 100 * height:.4g}" for height in group), alongs, strict=True) for group in heights]
+    return top, ["M0 100" + "".join(itertools.chain.from_iterable(step)) + "V100" for step in steps]
 
 
 def bars(groups: Sequence[Sequence[float]]) -> tuple[float, list[str]]:
@@ -117,10 +119,3 @@ def _heights(groups: Sequence[Sequence[float]]) -> tuple[float, list[list[float]
     tallest = max(itertools.chain.from_iterable(shares), default=0.0)
     top = next((top for top in TOPS if top >= tallest), 1.0)
     return top, [[share / top for share in group] for group in shares]
-
-
-def _outline(edges: Sequence[float], heights: Sequence[float]) -> str:
-    span = edges[-1] - edges[0]
-    ups = (f"V{100 - 100 * height:.4g}" for height in heights)
-    alongs = (f"H{100 * (edge - edges[0]) / span:.4g}" for edge in edges[1:])
-    return "M0 100" + "".join(itertools.chain.from_iterable(zip(ups, alongs, strict=True))) + "V100"

@@ -4,9 +4,8 @@ Everything here reads samples only, so it costs no privacy.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
-from fedlens.ledger import Spending
 from fedlens.privacy import Guarantee
 from fedlens.report import ranking
 from fedlens.report.charts import Chart
@@ -19,46 +18,34 @@ CLEAR = 0.7  # share of the difference: a fault that explains more of it is beyo
 Value = TypeVar("Value")
 
 
-class Sampled(Protocol):
-    """Samples of one group, with what they cost."""
-
-    @property
-    def label(self) -> str: ...
-
-    @property
-    def spending(self) -> Spending: ...
-
-    @property
-    def guarantee(self) -> Guarantee: ...
-
-
 def compared(
-    groups: Sequence[Sampled],
+    groups: Sequence[Any],
     *,
-    title: str,
+    title: str = "fedlens report",
     guarantee: Guarantee,
     findings: tuple[Finding, ...],
     hypotheses: tuple[TableRow, ...],
     missed: Callable[[], tuple[TableRow, ...]],
     failures: Sequence[str],
-    before: Iterable[Finding],
     exhibits: Sequence[Exhibit],
     numbers: Iterable[TableRow],
     charts: Sequence[Chart],
     warnings: Iterable[str],
-    provenance: Mapping[str, str] | None,
+    before: Iterable[Finding] = (),
+    provenance: Mapping[str, str] | None = None,
 ) -> Report:
-    """The report of what a medium measured. From `failures`, samples that show nothing, nothing is concluded.
+    """The report of what a medium measured on its samples. From `failures`, which show nothing, nothing is concluded.
 
-    `missed` is asked where nothing was found: how rare a fault would have to be for that.
+    `missed` is asked where nothing was found: how rare a fault would have to be for that. Of `before`, the findings of
+    an earlier report, those that are gone are reported as resolved.
     """
-    concluded = bool(hypotheses) and not failures
+    concluded, kinds = bool(hypotheses) and not failures, {finding.kind for finding in findings}
     return Report(
         title=title,
         findings=findings,
-        resolved=resolved(before, findings) if concluded else (),
+        resolved=tuple(finding for finding in before if concluded and finding.kind not in kinds),
         guarantee=guarantee,
-        runs=tuple(map(run_row, groups)),
+        runs=tuple(map(_run_row, groups)),
         exhibits=tuple(exhibits),
         numbers=tuple({"right": None} | row for row in numbers),
         charts=tuple(charts),
@@ -69,13 +56,7 @@ def compared(
     )
 
 
-def resolved(before: Iterable[Finding], now: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The findings of an earlier report that are gone."""
-    kinds = {finding.kind for finding in now}
-    return tuple(finding for finding in before if finding.kind not in kinds)
-
-
-def run_row(group: Sampled) -> TableRow:
+def _run_row(group: Any) -> TableRow:
     """What the provenance says of the run that a group's model is from."""
     return {
         "run": group.spending.account.run,
@@ -102,9 +83,9 @@ def by_place(values: Iterable[Value]) -> dict[str, Value]:
     return dict(zip(PLACES, values, strict=False))
 
 
-def number(name: str, note: str, values: Iterable[float], *, digits: int) -> TableRow:
-    """A row of numbers: one value for each group."""
-    return {"name": name, "note": note} | by_place(round(value, digits) for value in values)
+def number(name: str, note: str, values: Iterable[Any], *, digits: int) -> TableRow:
+    """A row of numbers: one value for each group, also as a tensor."""
+    return {"name": name, "note": note} | by_place(round(float(value), digits) for value in values)
 
 
 def failures_of(groups: Iterable[Value], why: Callable[[Value], str | None]) -> tuple[str, ...]:

@@ -1,35 +1,38 @@
 """An exhibit is one thing that a report shows of samples: what it is, only the medium that makes it knows."""
 
+import abc
 import dataclasses
 import functools
 import importlib.resources
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 
-class Exhibit(Protocol):
+class Exhibit(abc.ABC):
     """A thing to look at, made by a medium: its data for report.json, its lines, its files, its piece of the page.
 
     A report without any of them holds none: an exhibit has something to show.
     """
 
-    @property
-    def key(self) -> str:
-        """Its name in report.json."""
+    key: ClassVar[str]  # its name in report.json
 
     @property
+    @abc.abstractmethod
     def piece(self) -> "Piece":
         """Its part of the page."""
 
+    @abc.abstractmethod
     def content(self) -> Any:
         """What report.json holds under its key: plain values, and numbers that need not be finite."""
 
     def lines(self) -> Sequence[str]:
         """What a terminal says of it, if anything."""
+        return ()
 
     def files(self) -> Sequence[tuple[str, bytes]]:
         """What is written beside the report: path inside its folder, content. Pairs, so that no name hides another."""
+        return ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

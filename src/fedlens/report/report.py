@@ -1,18 +1,28 @@
-"""A report: findings first, then exhibits, numbers, the guarantee and the provenance; as a page, JSON and text."""
+"""A report: findings first, then exhibits, numbers, the guarantee and the provenance; as a page, JSON and text.
 
+In the page every value is hostile until jinja2 has escaped it.
+"""
+
+import base64
 import dataclasses
 import datetime
+import hashlib
+import importlib.resources
 import json
+import math
 import pathlib
 import textwrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedlens.core import files
 from fedlens.privacy import Guarantee
-from fedlens.report import page, ranking
+from fedlens.report import charts, ranking
 from fedlens.report.charts import Chart
 from fedlens.report.exhibits import Exhibit, inside
-from fedlens.report.values import TableRow, aligned, figure, printable, rarity, strict
+from fedlens.report.values import TableRow, aligned, figure, printable, rarity, strict, visible
+
+if TYPE_CHECKING:
+    import jinja2
 
 SEVERITIES = ("high", "medium", "low")
 # report.json has had these keys since before exhibits, also where there was nothing to show; its readers rely on them.
@@ -110,8 +120,25 @@ class Report:
         return content
 
     def html(self) -> str:
-        """A page that needs nothing but itself."""
-        return page.rendered(self)
+        """A page that needs nothing but itself. The piece of an exhibit is filled in and escaped like the rest."""
+        import markupsafe
+
+        environment = _environment()
+        page = importlib.resources.files("fedlens.report").joinpath("report.html").read_text(encoding="utf-8")
+        pieces = [exhibit.piece for exhibit in self.exhibits]
+        templates = [environment.from_string(piece.template) for piece in pieces]
+        return environment.from_string(page).render(
+            report=self,
+            unbounded=not math.isfinite(self.guarantee.epsilon),
+            exhibits=list(zip(self.exhibits, templates, strict=True)),
+            styles=[markupsafe.Markup(style) for style in dict.fromkeys(piece.style for piece in pieces) if style],
+            scripts=[markupsafe.Markup(script) for script in dict.fromkeys(piece.script for piece in pieces) if script],
+            charts=[charts.drawn(chart) for chart in self.charts],
+            bars=ranking.bars(self.hypotheses),
+            unexplained=ranking.unexplained(self.hypotheses),
+            run_keys=dict.fromkeys(key for run in self.runs for key in run),
+            provenance={"created": self.created, **self.provenance},
+        )
 
     def text(self) -> str:
         """For a terminal: findings, warnings, the guarantee, numbers in columns. No control character gets through."""
@@ -152,3 +179,18 @@ class Report:
         keys = ["name", "left", "right"][: 1 + len(self.groups)]
         rows = [[*(figure(row.get(key)) for key in keys), row.get("note") or ""] for row in self.numbers]
         return aligned([["", *self.groups, ""], *rows] if rows else [])
+
+
+def _environment() -> "jinja2.Environment":
+    import jinja2
+
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"figure": figure, "rarity": rarity, "hash": _hash, "visible": visible}
+    return environment
+
+
+def _hash(script: str) -> str:
+    """What a Content-Security-Policy calls a script that it lets run."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode('ascii')}"

@@ -42,10 +42,11 @@ def compared(
     models = [opened(left), opened(right)]
     voucher = vouched(ledger, [left, right])
     if models[0].label == models[1].label:  # of two runs, whose names tell them apart
-        models = [_called_by_its_run(model, path) for model, path in zip(models, (left, right), strict=True)]
+        runs = [folder.resolve().parent.name for folder in (left, right)]
+        models = [dataclasses.replace(m, label=f"{m.label}, {run}") for m, run in zip(models, runs, strict=True)]
     if type(models[0]) is not type(models[1]):
         raise ValueError("Expected two models of one kind: of images, of text, or of n-grams.")
-    medium = opening.of_model(models[0])
+    medium = opening.medium(models[0].medium)
     groups = [model.sampled(medium.drawn, 0) for model in models]
     report = medium.contrast(
         groups,
@@ -60,7 +61,7 @@ def compared(
 def alone(folder: pathlib.Path, ledger: str | None = None) -> Report:
     """A report on a single model: a sanity check."""
     model, voucher = opened(folder), vouched(ledger, [folder])
-    medium = opening.of_model(model)
+    medium = opening.medium(model.medium)
     report = medium.contrast([model.sampled(medium.drawn, 0)], title=folder.name)
     return marked(report, voucher.statement, voucher.unverified)
 
@@ -91,7 +92,7 @@ def drawn(
         raise ValueError("Expected a language model to search with --beams.")
     samples: Samples = model.sampled(count, seed) if beams is None else model.likeliest(count, beams)  # type: ignore[attr-defined]
     path = to or folder / f"{f'samples-{seed}' if beams is None else 'likeliest'}.safetensors"
-    ending, content = opening.of_model(model).shown(samples)
+    ending, content = opening.medium(model.medium).shown(samples)
     shown = path.with_suffix(ending)
     if path == shown:
         raise ValueError(f"Expected --to with another ending than {ending}: it is written beside the samples.")
@@ -141,8 +142,3 @@ def confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any],
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"Expected a whole report.json in {folder}; it is damaged.") from None
     return answer | {"guarantee": stated.to_dict()}, headline
-
-
-def _called_by_its_run(model: Trained, folder: pathlib.Path) -> Trained:
-    label = f"{model.label}, {folder.resolve().parent.name}"
-    return dataclasses.replace(model, label=label)  # type: ignore[type-var]

@@ -114,18 +114,14 @@ class FolderKeeper(Keeper):
         clip = {"clip": round(float(state["clip"]), 6)} if "clip" in state else {}
         public = facts(self._recipe, self._folder.name, done, curator.charged, simulated=self._simulated) | clip
         if done in self._glimpses and done < self._rounds:
-            self._glimpse(state, done)
+            drawn = self._model(state).sampled(SHOWN, self._recipe.seed)  # one sees it learn; costs no privacy
+            drawn.save(self._folder / "rounds" / f"{done:06d}.safetensors")
         files.append_line(self._folder / "metrics.jsonl", json.dumps({"round": done} | public))
         pace = (time.monotonic() - self._started) / (done - self._first)
         self._watch(self._folder.name, done, self._rounds, public | {"seconds_a_round": pace})
         due = self._in_turn or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
         if done == self._first + 1 or due:
             self.save(state, curator)
-
-    def _glimpse(self, state: Tree, done: int) -> None:
-        """What the model draws on the way: one sees it learn. Costs no privacy."""
-        drawn = self._model(state).sampled(SHOWN, self._recipe.seed)
-        drawn.save(self._folder / "rounds" / f"{done:06d}.safetensors")
 
     def ended_early(self, state: Tree, curator: SimulatedCurator, refusal: PrivacySpentError) -> None:
         """Rounds lost in a crash were charged and cannot be had again: the model ends a little earlier."""

@@ -40,7 +40,6 @@ class Forecast:
     alone: Guarantee
     joint: Guarantee
     readings: dict[str, float]
-    noise_to_signal: float
     seconds: float
     standing: Standing | None  # of the population, before the run
     after: Guarantee | None
@@ -60,7 +59,7 @@ class Forecast:
             "thresholds": thresholds.to_dict() if thresholds else None,
             "count": count.to_dict(),
             "train": train.to_dict(),
-            "noise_to_signal": self.noise_to_signal,
+            "noise_to_signal": self.recipe.noise_to_signal,
             "error_ratio": self.recipe.error_ratio,
             "expected_seconds": round(self.seconds, 1),
             "warnings": list(self.recipe.warnings),
@@ -85,8 +84,8 @@ class Forecast:
             f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
             *([_learning(thresholds)] if thresholds else []),
             *([_correlation(train, self.recipe.error_ratio)] if isinstance(train, MatrixPlan) else []),
-            f"noise to signal in one round: {self.noise_to_signal:.2f} (norm of the noise over the largest possible"
-            " mean update)",
+            f"noise to signal in one round: {self.recipe.noise_to_signal:.2f} (norm of the noise over the largest"
+            " possible mean update)",
             f"expected time on this machine: {duration(self.seconds)}, plus the reading of the data",
             *(f"warning: {warning}" for warning in self.recipe.warnings),
             *self._ledger_lines(),
@@ -122,7 +121,6 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         alone=recipe.guarantee(spendings[:1] + recipe.learning()),
         joint=recipe.guarantee(spendings),
         readings=readings(suffered([*spendings, *_released(recipe)], recipe.population), recipe.privacy.delta),
-        noise_to_signal=recipe.noise_to_signal,
         seconds=expected_seconds(recipe),
         standing=standing,
         after=guarantee([*before, *spendings], delta) if standing else None,
@@ -247,15 +245,9 @@ def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
         point = dict(zip(named, values, strict=True))
         variant = recipe.changed([f"privacy.{name}={value}" for name, value in point.items()])
         train = variant.plans[TRAIN]
-        cost = variant.guarantee(variant.spendings())
-        cells.append(
-            {name: _number(value) for name, value in point.items()}
-            | {
-                "epsilon": cost.to_dict()["epsilon"],
-                "noise_multiplier": train.noise_multiplier,
-                "noise_to_signal": variant.noise_to_signal,
-            }
-        )
+        cost = {"epsilon": variant.guarantee(variant.spendings()).to_dict()["epsilon"]}
+        noise = {"noise_multiplier": train.noise_multiplier, "noise_to_signal": variant.noise_to_signal}
+        cells.append({name: _number(value) for name, value in point.items()} | cost | noise)
     return cells
 
 
@@ -310,11 +302,8 @@ def _runs_left(recipe: Recipe, state: Allowance) -> float:
 
 def _rounds_left(recipe: Recipe, train: Plan, state: Allowance) -> int:
     """How many rounds like these would still fit, over as many runs as they need."""
-
-    def fits(rounds: int) -> bool:
-        return _fits(recipe, dataclasses.replace(train, releases=rounds), state)
-
-    return _last(fits, 100 * train.releases)
+    most = 100 * train.releases
+    return _last(lambda rounds: _fits(recipe, dataclasses.replace(train, releases=rounds), state), most)
 
 
 def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
@@ -323,8 +312,7 @@ def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
     if isinstance(train, Plan) and (rounds := min(train.releases - 1, _rounds_left(recipe, train, state))):
         fewer = dataclasses.replace(train, releases=rounds)
         candidates.append((f"{rounds} rounds instead of {train.releases}, same noise", fewer, [f"rounds={rounds}"]))
-    percent = _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100)
-    if percent:
+    if percent := _last(lambda p: _fits(recipe, _noisier(train, 100 / p), state), 100):
         noisier = _noisier(train, 100 / percent)
         text = f"noise multiplier {noisier.noise_multiplier:.4g} instead of {train.noise_multiplier:.4g}"
         candidates.append((f"{text}, same rounds", noisier, []))
@@ -341,12 +329,9 @@ def _alternatives(recipe: Recipe, state: Allowance) -> list[Alternative]:
 def _worded(recipe: Recipe, text: str, train: Promise, sets: list[str]) -> Alternative:
     """Says the noise as the recipe does: by the epsilon it is calibrated to (rounded down), or by itself."""
     cost = guarantee(recipe.spendings(train=train), recipe.privacy.delta).epsilon
-    by_epsilon = recipe.privacy.epsilon is not None
-    noise = (
-        f"epsilon={math.floor(cost * 1000) / 1000:g}"
-        if by_epsilon
-        else f"noise_multiplier={train.noise_multiplier:.6g}"
-    )
+    noise = f"noise_multiplier={train.noise_multiplier:.6g}"
+    if recipe.privacy.epsilon is not None:
+        noise = f"epsilon={math.floor(cost * 1000) / 1000:g}"
     text = f"{text} (epsilon {rounded(cost)})"
     return Alternative(text=text, sets=tuple(f"privacy.{change}" for change in [*sets, noise]))
 

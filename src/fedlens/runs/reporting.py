@@ -140,7 +140,7 @@ def report_of(
     baseline = medium.baseline(recipe)
     if baseline:
         before = baseline.sampled(count, recipe.seed)
-        groups = [groups[0], dataclasses.replace(before, label=f"{before.label}, before")]  # type: ignore[type-var]
+        groups = [groups[0], dataclasses.replace(before, label=f"{before.label}, before")]
     report = medium.contrast(
         groups,
         title=recipe.name,

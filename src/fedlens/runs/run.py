@@ -43,20 +43,9 @@ from fedlens.privacy import Guarantee
 from fedlens.recipes.recipe import Recipe, to_toml
 from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN
 from fedlens.report.report import Report
-from fedlens.runs import preparation, reporting
+from fedlens.runs import preparation, reporting, safeguards
 from fedlens.runs.carrying_out import Asking, carried_out
 from fedlens.runs.folder import FolderKeeper, Watcher
-from fedlens.runs.safeguards import (
-    alone,
-    check_plain,
-    forget_secrets,
-    kept_randomness,
-    made,
-    make_secrets,
-    note_made,
-    only_our_code,
-    private_place,
-)
 
 VERSION = 3  # of run folders
 DATA = "_data"  # names the secret under which data are tagged; no selection is called so
@@ -98,7 +87,7 @@ class Run:
             raise DataError(f"Expected private data at {source}; there is nothing.")
         _checked_device(device)
         recipe.medium.baseline(recipe)  # what is wrong with it is better said now than when all is spent
-        only_our_code(recipe, seed)
+        safeguards.only_our_code(recipe, seed)
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
         recipe.spendings()  # an epsilon out of reach is told before anything is written
@@ -117,17 +106,14 @@ class Run:
                 raise
             folder.mkdir(parents=True)
             if seed is None:
-                make_secrets(address, run.name, [DATA, *dict.fromkeys(stage.group for stage in recipe.stages)])
+                safeguards.make_secrets(
+                    address, run.name, [DATA, *dict.fromkeys(stage.group for stage in recipe.stages)]
+                )
             files.write(folder / "recipe.toml", to_toml(recipe))
             files.write(folder / "plan.json", json.dumps(reporting.plan_of(recipe, promise), indent=1))
             files.write(folder / "statement.md", f"# {recipe.name}\n\n{promise.statement()}")
-            about = {
-                "version": VERSION,
-                "ledger": address,
-                "seed": seed,
-                "device": device,
-                "recipe_sha256": recipe.digest,
-            }
+            about = {"version": VERSION, "ledger": address, "seed": seed, "device": device}
+            about |= {"recipe_sha256": recipe.digest}
             files.write(folder / "run.json", json.dumps(about, indent=1))
         except BaseException:
             if not refused:
@@ -155,8 +141,8 @@ class Run:
     def _close(self, book: Ledger, accounts: Sequence[str]) -> None:
         """Nothing more is released on these accounts, and the secret of what was is deleted."""
         for account in accounts:
-            book.close(account, made(self.address, self.name, self._part(account).name))
-        forget_secrets(self.address, self.name)
+            book.close(account, safeguards.made(self.address, self.name, self._part(account).name))
+        safeguards.forget_secrets(self.address, self.name)
 
     def _accounts(self) -> list[str]:
         """The names that its releases are booked under."""
@@ -167,7 +153,7 @@ class Run:
 
     @classmethod
     def opened(cls, folder: pathlib.Path) -> "Run":
-        check_plain(folder)
+        safeguards.check_plain(folder)
         try:
             fields = {"recipe_sha256": str, "ledger": str, "seed": int | None, "device": str}
             about = files.json_in(folder / "run.json", fields)
@@ -194,7 +180,7 @@ class Run:
 
     def executed(self, watch: Watcher) -> Report:
         """Trains what is not trained yet, then reports. Safe to interrupt at any point and to call again."""
-        with alone(self.folder):
+        with safeguards.alone(self.folder):
             if (self.folder / "MANIFEST.json").exists():
                 raise ValueError(f"Expected an unfinished run; {self.name} is complete: fedlens report {self.folder}")
             return self._executed(watch)
@@ -229,7 +215,7 @@ class Run:
         """
         model, account = part / "model.safetensors", f"{self.name}/{part.name}"
         booked = {run["run"]: run["model"] for run in book.runs() if run["closed"]}
-        noted = booked.get(account) or made(self.address, self.name, part.name)
+        noted = booked.get(account) or safeguards.made(self.address, self.name, part.name)
         if model.exists() and files.sha256(model) == noted:
             return True
         if account in booked and noted:
@@ -248,7 +234,7 @@ class Run:
         for account in self._accounts():
             if not self._settled(self._part(account), book):
                 book.must_be_open(account)
-        only_our_code(self.recipe, self.seed)
+        safeguards.only_our_code(self.recipe, self.seed)
         self.recipe.medium.check_prices(self.recipe, book)
         book.reserve(self.items(), recipe=self.recipe.digest, resumed=True)  # done when it was created: checked
         site = self._usable_site(book)
@@ -270,7 +256,7 @@ class Run:
         return reporting.marked(report, f"the baseline: {doubt}") if doubt else report
 
     def _seal(self) -> None:
-        check_plain(self.folder)  # hashes of what lies elsewhere would tell guesses apart
+        safeguards.check_plain(self.folder)  # hashes of what lies elsewhere would tell guesses apart
         paths = [path for path in sorted(self.folder.rglob("*")) if path.is_file()]
         hashes = {str(path.relative_to(self.folder)): files.sha256(path) for path in paths}
         files.write(self.folder / "MANIFEST.json", json.dumps(hashes, indent=1))
@@ -340,7 +326,7 @@ class Run:
         # A seed promises the same run again, and chunks round differently: with one, the engine is not measured.
         engine = Engine.repeatable(self.device) if self.simulated else None
         make = functools.partial(self._model, selection, book)
-        private = private_place(self.address, self.name, selection)
+        private = safeguards.private_place(self.address, self.name, selection)
         keeper = FolderKeeper(folder, self.recipe, private=private, model=make, watch=watch, simulated=self.simulated)
         state = carried_out(training, site, self._asking(selection, book, engine, self.device), thresholds, keeper)
         self._keep(make(state), folder)
@@ -351,7 +337,7 @@ class Run:
         with tempfile.TemporaryDirectory() as apart:
             model.save(pathlib.Path(apart) / "model.safetensors")
             content = (pathlib.Path(apart) / "model.safetensors").read_bytes()
-        note_made(self.address, self.name, folder.name, hashlib.sha256(content).hexdigest())
+        safeguards.note_made(self.address, self.name, folder.name, hashlib.sha256(content).hexdigest())
         files.write(folder / "model.safetensors", content)
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
@@ -361,7 +347,7 @@ class Run:
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:
             return Randomness.seeded(self.seed)
-        return kept_randomness(self.address, self.name, selection)
+        return safeguards.kept_randomness(self.address, self.name, selection)
 
 
 def _checked_device(device: str) -> None:

@@ -199,7 +199,10 @@ def learned(
     book.reserve([item], recipe=asked.digest, why=why, text=asked.text, new=True)
     try:
         made = _released(asked, sentences, run, book, randomness, device)
-        made = dataclasses.replace(made, facts=_facts(asked, asked.spending(run, randomness.simulated), book))
+        # So that its price can be computed again, alone and jointly with models.
+        facts = provenance(asked.spending(run, randomness.simulated), asked.delta)
+        facts |= {"settings": asked.settings, "ledger_head": book.pin()}
+        made = dataclasses.replace(made, facts=facts)
         made.save(to)
         book.close(run, made.digest, words=made.marks)
     except BaseException:
@@ -258,26 +261,17 @@ def _released(asked: Learning, source: Data, run: str, book: Ledger, randomness:
     return dataclasses.replace(learnt, words=learnt.words[: asked.size])
 
 
-def _facts(asked: Learning, spending: Spending, book: Ledger) -> dict[str, Any]:
-    """What stands beside the list, so that its price can be computed again, alone and jointly with models."""
-    return provenance(spending, asked.delta) | {"settings": asked.settings, "ledger_head": book.pin()}
-
-
 def _rows(asked: Learning, source: Data) -> Population:
     """PRIVATE. The different tokens of every user, spelled; one user after the other."""
     sentences = reading.opened(source)
     split, width = words.tokenizer(asked.tokenizer), asked.longest + 2
-    rows, counts = [_blank(width)], []
+    rows, counts = [words.spelled("", width)[None][:0]], []
     for start, count in zip(sentences.starts, sentences.counts, strict=True):
         spoken = said(np.asarray(sentences.columns["text"][start : start + count]), split)
         different = dict.fromkeys(token for tokens in spoken for token in tokens if token)
         rows += [words.spelled(token, width)[None] for token in different]
         counts.append(len(different))
     return Population.from_arrays(asked.name, {"x": np.concatenate(rows)}, np.array(counts, np.int64))
-
-
-def _blank(width: int) -> np.ndarray:
-    return np.zeros((0, width), words.spelled("", width).dtype)
 
 
 def _check_new(to: pathlib.Path) -> None:

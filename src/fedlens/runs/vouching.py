@@ -59,15 +59,11 @@ def _headers(
             yield model.spending.account.run, files.sha256(path), _head(model.ledger_head)
         except ValueError:
             yield f"{path.parent.parent.name}/{path.parent.name}", files.sha256(path), None
-    for path in (*sorted(_lists(folder)), *vocabularies):
+    # Files with something beside them that may be what their words cost.
+    beside = (path.with_suffix("") for path in (*folder.glob("*.json"), *folder.glob("*/*.json")))
+    for path in (*sorted(filter(pathlib.Path.is_file, beside)), *vocabularies):
         if header := _learnt(path, named=path in vocabularies):
             yield header
-
-
-def _lists(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Files with something beside them that may be what their words cost."""
-    descriptions = [*folder.glob("*.json"), *folder.glob("*/*.json")]
-    return [path.with_suffix("") for path in descriptions if path.with_suffix("").is_file()]
 
 
 def _learnt(path: pathlib.Path, named: bool) -> tuple[str, str, tuple[Any, ...] | None] | None:
@@ -110,18 +106,15 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
     if address is None and not usual:
         return Vouched(unverified=UNVERIFIED, statement=f"{UNVERIFIED}: there is none")
     book = book_at(address or str(usual[0]))
-    models = [_opened(folder) for folder in folders]
-    missing = [doubt for model, digest in models if (doubt := unconfirmed(book, model, digest))]
+    files_of = [folder / "model.safetensors" for folder in folders]
+    models = [opening.opened(path) for path in files_of]
+    doubts = [unconfirmed(book, model, files.sha256(path)) for model, path in zip(models, files_of, strict=True)]
+    missing = list(filter(None, doubts))
     number, digest = book.head()
     if missing or not folders:
         return Vouched(unverified=UNVERIFIED, statement="; ".join([UNVERIFIED, *missing]))
     statement = f"confirmed by the ledger at {address or usual[0]}, head {number}:{digest}"
-    return Vouched(unverified="", statement=statement, spent=_spent(book, [model for model, _ in models]))
-
-
-def _opened(folder: pathlib.Path) -> tuple[Trained, str]:
-    path = folder / "model.safetensors"
-    return opening.opened(path), files.sha256(path)
+    return Vouched(unverified="", statement=statement, spent=_spent(book, models))
 
 
 def _spent(book: Ledger, models: Sequence[Trained]) -> tuple[Spending, ...]:

@@ -1,5 +1,6 @@
 """PRIVATE. TFF's HDF5: one group for each user, of images or of text."""
 
+import contextlib
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -9,126 +10,100 @@ import numpy as np
 
 from fedlens.core import files
 from fedlens.data.population import DataError
-from fedlens.data.readers.parts import (
-    Part,
-    Path,
-    Place,
-    Sentences,
-    Source,
-    as_bytes,
-    as_labels,
-    as_side,
-    check_paired,
-    needed,
-    rows_at_once,
-    whole,
-)
+from fedlens.data.readers import parts
+from fedlens.data.readers.parts import Path, Place, Rows, Source
 from fedlens.data.readers.sentences import AT_ONCE, MOST_SENTENCE, Passage, as_text, as_whole, check_names, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 
 def hdf5(source: Path, users: str = "examples", images: str = "pixels", labels: str = "label") -> Source:
     """TensorFlow Federated's HDF5: a group per user, which holds pixels and labels."""
-    with needed("h5py", "HDF5"):
-        import h5py
-    source = pathlib.Path(source)
-    with whole("HDF5", source), h5py.File(source, "r") as file:
-        if not isinstance(group := file.get(users), h5py.Group):
-            raise DataError(f"Expected the group {users} in {source.name}.")
-        keys, counts, declared = sorted(group), [], 0
-        for number, key in enumerate(keys):
-            held = _datasets(file, group[key], (images, labels), Place(source.name, 0, number))
-            counts.append(len(held[1]))
+    source, counts = pathlib.Path(source), []
+    with _users(source, users, (images, labels)) as held:
+        declared = 0
+        for place, _, columns in held:
+            counts.append(_paired(columns, place))
             # A dataset may declare rows that nobody wrote; images of a byte a pixel are made of them.
-            declared += max(held[0].size, sum(one.size * one.dtype.itemsize for one in held))
+            declared += max(columns[0].size, sum(one.size * one.dtype.itemsize for one in columns))
             files.check_declared(declared, source.stat().st_size, source.name, DataError)
-    return Source(np.array(counts, np.int64), _hdf5_parts(source, keys, users, (images, labels)))
+    return Source(np.array(counts, np.int64), _images(source, users, (images, labels)))
 
 
-def _hdf5_parts(source: pathlib.Path, keys: list[str], users: str, names: tuple[str, str]) -> Iterator[Part]:
-    import h5py
-
-    with whole("HDF5", source), h5py.File(source, "r") as file:
-        for number, key in enumerate(keys):
-            images, labels = _datasets(file, file[users][key], names, Place(source.name, 0, number))
-            step = rows_at_once(math.prod(images.shape[1:]) * images.dtype.itemsize)
-            for start in range(0, len(labels), step):
-                place, rows = Place(source.name, start, number), slice(start, start + step)
-                own = as_labels(labels[rows], place)
-                yield Part(place, np.full(len(own), number), as_bytes(images[rows], place), own)
+def _images(source: pathlib.Path, users: str, names: tuple[str, str]) -> Iterator[Rows]:
+    with _users(source, users, names) as held:
+        for first, _, (images, labels) in held:
+            step = parts.rows_at_once(math.prod(images.shape[1:]) * images.dtype.itemsize)
+            for start in range(0, _paired((images, labels), first), step):
+                place, rows = first._replace(first=start), slice(start, start + step)
+                own = parts.as_labels(labels[rows], place)
+                yield parts.of_images(place, np.full(len(own), place.user), parts.as_bytes(images[rows], place), own)
 
 
-def _datasets(file: Any, group: Any, names: tuple[str, str], place: Place) -> list[Any]:
+def _paired(columns: Sequence[Any], place: Place) -> int:
+    """How many images there are, each with its label."""
+    parts.check_paired(len(columns[0]), len(columns[1]), place)
+    if len(columns[0]):
+        parts.as_side(columns[0].shape[1:], place)
+    return len(columns[0])
+
+
+@contextlib.contextmanager
+def _users(path: pathlib.Path, users: str, names: Sequence[str]) -> Iterator[Iterator[tuple[Place, str, list[Any]]]]:
+    """The columns of every user, one after the other, in a file that is open meanwhile."""
+    with parts.needed("h5py", "HDF5"):
+        import h5py
+    with parts.whole("HDF5", path), h5py.File(path, "r") as file:
+        if not isinstance(group := file.get(users), h5py.Group):
+            raise DataError(f"Expected the group {users} in {path.name}.")
+        yield (
+            (place, key, _own_columns(file, group[key], names, place))
+            for place, key in ((Place(path.name, 0, number), key) for number, key in enumerate(sorted(group)))
+        )
+
+
+def _own_columns(file: Any, group: Any, names: Sequence[str], place: Place) -> list[Any]:
+    """What stands in this very file, in pieces that may be read: a link could lead to any file of this machine."""
     import h5py
 
     held: list[Any] = [group.get(name) if isinstance(group, h5py.Group) else None for name in names]
     if not all(isinstance(one, h5py.Dataset) and one.ndim for one in held):
         raise DataError(f"Expected columns {' and '.join(names)} in {place.file}, user index {place.user}.")
-    _check_own(file, held, place)
-    check_paired(len(held[0]), len(held[1]), place)
-    if len(held[0]):
-        as_side(held[0].shape[1:], place)
-    return held
-
-
-def _check_own(file: Any, datasets: list[Any], place: Place) -> None:
-    """What stands in this very file, in pieces that may be read: a link could lead to any file of this machine."""
-    for one in datasets:
+    for one in held:
         elsewhere = one.file.filename != file.filename or one.is_virtual or one.external
         piece = math.prod(one.chunks or (1,)) * one.dtype.itemsize
         if elsewhere or piece > files.MOST_DECLARED or one.dtype.itemsize > MOST_SENTENCE:
             wanted = f"columns of its own, in pieces of at most {files.MOST_DECLARED:,} bytes"
             raise DataError(f"Expected {wanted}, in {place.file}, user index {place.user}; there is something else.")
+    return held
 
 
 def hdf5_text(
     source: Path, users: str = "examples", sentences: str = "snippets", attributes: Sequence[str] = ()
-) -> Sentences:
+) -> Source:
     """TensorFlow Federated's HDF5 of text: a group per user, which holds strings, as Shakespeare's does."""
-    with needed("h5py", "HDF5"):
-        import h5py  # noqa: F401
     check_names(attributes, sentences)
     path = pathlib.Path(source)
-    return gathered(lambda: _passages(path, users, (sentences, *attributes)), path.name, attributes)
+    return gathered([path], lambda path: _passages(path, users, (sentences, *attributes)), path.name, attributes)
 
 
 def _passages(path: pathlib.Path, users: str, names: tuple[str, ...]) -> Iterator[Passage]:
-    import h5py
-
-    with whole("HDF5", path), h5py.File(path, "r") as file:
-        if not isinstance(group := file.get(users), h5py.Group):
-            raise DataError(f"Expected the group {users} in {path.name}.")
+    with _users(path, users, names) as held:
         declared = 0
-        for number, key in enumerate(sorted(group)):
-            declared += SENTENCE_BYTES * _length(group[key], names[0])
+        for first, key, columns in held:
+            declared += SENTENCE_BYTES * columns[0].size
             files.check_declared(declared, path.stat().st_size, path.name, DataError)
-            for start, columns in _columns(file, group[key], names, Place(path.name, 0, number)):
-                place = Place(path.name, start, number)
-                for row, (text, *values) in enumerate(zip(*columns, strict=True)):
+            for place, values in _pieces(columns, first):
+                for row, (text, *numbers) in enumerate(zip(*values, strict=True)):
                     where = place.at(row)
-                    head = (key, *(as_whole(value, where) for value in values))
-                    yield Passage(place, [as_text(text, where)], head)
-                if not len(columns[0]):
-                    yield Passage(place, [], (key,))
+                    yield Passage(place, [as_text(text, where)], (key, *(as_whole(one, where) for one in numbers)))
+            if not len(columns[0]):
+                yield Passage(first, [], (key,))
 
 
-def _length(group: Any, name: str) -> int:
-    import h5py
-
-    held = group.get(name) if isinstance(group, h5py.Group) else None
-    return int(held.size or 0) if isinstance(held, h5py.Dataset) else 0
-
-
-def _columns(file: Any, group: Any, names: tuple[str, ...], place: Place) -> Iterator[tuple[int, list[list[Any]]]]:
-    """The columns of one user, a few rows at a time; at least once."""
-    import h5py
-
-    held: list[Any] = [group.get(name) if isinstance(group, h5py.Group) else None for name in names]
-    if not all(isinstance(one, h5py.Dataset) and one.ndim == 1 for one in held):
-        raise DataError(f"Expected columns {' and '.join(names)} in {place.file}, user index {place.user}.")
-    _check_own(file, held, place)
-    if len({len(one) for one in held}) > 1:
+def _pieces(columns: list[Any], place: Place) -> Iterator[tuple[Place, list[list[Any]]]]:
+    """A few rows at a time."""
+    if len({len(one) for one in columns}) > 1 or any(one.ndim != 1 for one in columns):
         raise DataError(f"Expected columns of one length in {place.file}, user index {place.user}.")
-    step = min(AT_ONCE, rows_at_once(held[0].dtype.itemsize))  # of strings in a heap, the size of a pointer
-    for start in range(0, max(1, len(held[0])), step):
-        yield start, [one[start : start + step].tolist() for one in held]
+    step = min(AT_ONCE, parts.rows_at_once(columns[0].dtype.itemsize))  # of strings in a heap, the size of a pointer
+    for start in range(0, len(columns[0]), step):
+        yield place._replace(first=start), [one[start : start + step].tolist() for one in columns]

@@ -7,20 +7,16 @@ from typing import Any
 
 from fedlens.data.population import DataError
 from fedlens.data.readers.json_pieces import Json
-from fedlens.data.readers.parts import Path, Place, Sentences, files_of, rows_at_once, unzipped, whole
+from fedlens.data.readers.parts import Path, Place, Source, files_of, rows_at_once, unzipped, whole
 from fedlens.data.readers.sentences import ID_LENGTH, Head, Passage, as_text, check_names, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 
-def jsonl(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> Sentences:
+def jsonl(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> Source:
     """One .jsonl or .jsonl.gz or a folder of them; a user may be in any number of lines, in any order."""
     check_names(attributes, users, sentences)
-    files = files_of(source, ".jsonl", ".jsonl.gz")
-
-    def passages() -> Iterator[Passage]:
-        return itertools.chain.from_iterable(_lines(file, (users, *attributes), sentences) for file in files)
-
-    return gathered(passages, pathlib.Path(source).name, attributes)
+    paths, names = files_of(source, ".jsonl", ".jsonl.gz"), (users, *attributes)
+    return gathered(paths, lambda path: _lines(path, names, sentences), pathlib.Path(source).name, attributes)
 
 
 def _lines(path: pathlib.Path, names: Sequence[str], sentences: str) -> Iterator[Passage]:

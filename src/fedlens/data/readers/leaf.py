@@ -11,23 +11,9 @@ import numpy as np
 
 from fedlens.core import files
 from fedlens.data.population import DataError
+from fedlens.data.readers import parts
 from fedlens.data.readers.json_pieces import Json
-from fedlens.data.readers.parts import (
-    Part,
-    Path,
-    Place,
-    Sentences,
-    Source,
-    as_bytes,
-    as_labels,
-    check_paired,
-    files_of,
-    lengths,
-    number_of,
-    numbered,
-    rows_at_once,
-    whole,
-)
+from fedlens.data.readers.parts import Path, Place, Rows, Source
 from fedlens.data.readers.sentences import ID_LENGTH, Passage, as_text, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
@@ -37,27 +23,27 @@ _FRAME = {"<BOS>", "<EOS>", "<PAD>"}  # with which LEAF fills Reddit's comments 
 
 def leaf(source: Path) -> Source:
     """LEAF's JSON: one file or a folder of them, each of which fits into memory; a user may be in several."""
-    paths = files_of(source, ".json")
+    paths = parts.files_of(source, ".json")
     counts: Counter[Any] = Counter()
     for key, held in itertools.chain.from_iterable(map(_leaf_users, paths)):
         counts[key] += len(held["y"])
-    numbers = numbered(counts, pathlib.Path(source).name)
-    return Source(lengths(counts, numbers), _leaf_parts(paths, numbers))
+    numbers, rows = parts.numbered(counts, pathlib.Path(source).name)
+    return Source(rows, _leaf_parts(paths, numbers))
 
 
-def _leaf_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Part]:
+def _leaf_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Rows]:
     for file in paths:
         for key, held in _leaf_users(file):
-            user = number_of(numbers, key, Place(file.name))
+            user = parts.number_of(numbers, key, Place(file.name))
             place = Place(file.name, 0, user)
-            check_paired(len(held["x"]), len(held["y"]), place)
+            parts.check_paired(len(held["x"]), len(held["y"]), place)
             if held["y"]:
                 labels, images = _whole_labels(held["y"], place), _leaf_images(held["x"], place)
-                yield Part(place, np.full(len(labels), user), images, labels)
+                yield parts.of_images(place, np.full(len(labels), user), images, labels)
 
 
 def _leaf_users(file: pathlib.Path) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    with whole("JSON", file):
+    with parts.whole("JSON", file):
         about = json.loads(files.content(file, _MOST, DataError))
     if not isinstance(about, dict) or not isinstance(data := about.get("user_data"), dict):
         raise DataError(f"Expected users and user_data in {file.name}.")
@@ -78,7 +64,7 @@ def _whole_labels(values: list[Any], place: Place) -> np.ndarray:
     odd = (row for row, value in enumerate(values) if type(value) is not int or abs(value) >= 2**63)
     if (row := next(odd, None)) is not None:
         raise DataError(f"Expected labels as whole numbers; that of {place.at(row)} is none.")
-    return as_labels(np.array(values, np.int64), place)
+    return parts.as_labels(np.array(values, np.int64), place)
 
 
 def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
@@ -88,19 +74,19 @@ def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
             raise DataError(f"Expected images as lists of numbers; {place.at(row)} holds something else.")
         if len(values) != len(rows[0]):
             raise DataError(f"Expected images of one size; {place.at(row)} has another.")
-    with whole("JSON", pathlib.Path(place.file)):  # a whole number too long for a float
+    with parts.whole("JSON", pathlib.Path(place.file)):  # a whole number too long for a float
         array = np.array(rows, np.float64)
-    return as_bytes(array, place)
+    return parts.as_bytes(array, place)
 
 
-def leaf_text(source: Path) -> Sentences:
+def leaf_text(source: Path) -> Source:
     """LEAF's JSON of text: one file or a folder of them, of any size; `x` lists strings, tokens or pieces of tokens."""
-    paths = files_of(source, ".json")
-    return gathered(lambda: itertools.chain.from_iterable(map(_passages, paths)), pathlib.Path(source).name)
+    paths = parts.files_of(source, ".json")
+    return gathered(paths, _passages, pathlib.Path(source).name, ())
 
 
 def _passages(path: pathlib.Path) -> Iterator[Passage]:
-    with whole("JSON", path), path.open("rb") as file:
+    with parts.whole("JSON", path), path.open("rb") as file:
         json = Json(file, path.name)
         listed: list[str] | None = None
         held: set[str] | None = None
@@ -133,7 +119,7 @@ def _parts_of_user(json: Json) -> Iterator[list[str]]:
             continue
         lists += 1
         for _ in json.items():
-            if len(part) == rows_at_once():
+            if len(part) == parts.rows_at_once():
                 yield part
                 part = []
             part.append(as_text(_sentence(json), json.where))

@@ -1,6 +1,5 @@
 """PRIVATE. Parquet: users, labels and images (PNG bytes, as Hugging Face writes them, or lists of numbers), or text."""
 
-import itertools
 import math
 import pathlib
 from collections import Counter
@@ -11,23 +10,8 @@ import numpy as np
 
 from fedlens.core import files
 from fedlens.data.population import DataError
-from fedlens.data.readers.parts import (
-    Part,
-    Path,
-    Place,
-    Sentences,
-    Source,
-    as_bytes,
-    as_labels,
-    decoded,
-    files_of,
-    lengths,
-    needed,
-    number_of,
-    numbered,
-    rows_at_once,
-    whole,
-)
+from fedlens.data.readers import parts
+from fedlens.data.readers.parts import Path, Place, Rows, Source
 from fedlens.data.readers.sentences import AT_ONCE, Passage, as_text, as_whole, check_names, gathered
 
 _LIMITS = {"thrift_string_size_limit": 2**24, "thrift_container_size_limit": 2**20}  # of what the footer declares
@@ -35,44 +19,45 @@ _LIMITS = {"thrift_string_size_limit": 2**24, "thrift_container_size_limit": 2**
 
 def parquet(source: Path, users: str = "user", images: str = "image", labels: str = "label") -> Source:
     """One file or a folder of them; images as PNG bytes, {bytes: ...} or lists of numbers; rows in any order."""
-    with needed("pyarrow", "parquet"):
+    with parts.needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401
-    paths = files_of(source, ".parquet")
+    paths = parts.files_of(source, ".parquet")
     counts: Counter[Any] = Counter()
     for file in paths:
         for place, batch in _batches(file, [users], [users, images, labels]):
-            with whole("parquet", file):
+            with parts.whole("parquet", file):
                 keys, codes = _encoded(batch.column(0), place)
             counts.update(dict(zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True)))
-    numbers = numbered(counts, pathlib.Path(source).name)
-    return Source(lengths(counts, numbers), _parquet_parts(paths, numbers, users, images, labels))
+    numbers, rows = parts.numbered(counts, pathlib.Path(source).name)
+    return Source(rows, _parquet_parts(paths, numbers, users, images, labels))
 
 
 def _parquet_parts(
     paths: list[pathlib.Path], numbers: dict[Any, int], users: str, images: str, labels: str
-) -> Iterator[Part]:
+) -> Iterator[Rows]:
     for file in paths:
         for place, batch in _batches(file, [users, images, labels], [users, images, labels]):
-            with whole("parquet", file):
+            with parts.whole("parquet", file):
                 keys, codes = _encoded(batch.column(users), place)
-                own = np.array([number_of(numbers, key, place) for key in keys], np.int64)[codes]
-                part = Part(place, own, _arrow_images(batch.column(images), place), _arrow_labels(batch, labels, place))
-            yield part
+                own = np.array([parts.number_of(numbers, key, place) for key in keys], np.int64)[codes]
+                pixels, classes = _arrow_images(batch.column(images), place), _arrow_labels(batch, labels, place)
+            yield parts.of_images(place, own, pixels, classes)
 
 
 def _batches(
-    file: pathlib.Path, columns: list[str], needed: list[str], at_once: int | None = None
+    file: pathlib.Path, columns: list[str], needed: list[str], text: bool = False
 ) -> Iterator[tuple[Place, Any]]:
     import pyarrow.parquet as pq
 
     # Small buffers: without them a row group's column is read whole, however large it is.
-    with whole("parquet", file), pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False, **_LIMITS) as opened:
+    with parts.whole("parquet", file), pq.ParquetFile(file, buffer_size=2**20, pre_buffer=False, **_LIMITS) as opened:
         _check_declared(opened.metadata, file)
         there = opened.schema_arrow.names
         if missing := [column for column in needed if column not in there]:
             raise DataError(f"Expected {', '.join(missing)} in {file.name}; it holds {', '.join(there)}.")
         one = next(opened.iter_batches(1, columns=columns, use_threads=False), None)
-        step, first = at_once or rows_at_once(one.nbytes if one is not None else 1), 0
+        of_first = parts.rows_at_once(one.nbytes if one is not None else 1)
+        step, first = _at_once(opened.metadata) if text else of_first, 0
         for batch in opened.iter_batches(step, columns=columns, use_threads=False):
             yield Place(file.name, first), batch
             first += batch.num_rows
@@ -100,7 +85,7 @@ def _encoded(column: Any, place: Place) -> tuple[list[Any], np.ndarray]:
 
 def _arrow_labels(batch: Any, labels: str, place: Place) -> np.ndarray:
     _no_nulls(batch.column(labels), place, "a label")
-    return as_labels(batch.column(labels).to_numpy(zero_copy_only=False), place)
+    return parts.as_labels(batch.column(labels).to_numpy(zero_copy_only=False), place)
 
 
 def _arrow_images(column: Any, place: Place) -> np.ndarray:
@@ -112,7 +97,7 @@ def _arrow_images(column: Any, place: Place) -> np.ndarray:
         column = pc.struct_field(column, "bytes")
     _no_nulls(column, place, "an image")
     if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return decoded((scalar.as_buffer() for scalar in column), place)
+        return parts.decoded((scalar.as_buffer() for scalar in column), place)
     if _is_list(column.type):
         return _listed(column, place)
     raise DataError(f"Expected images as PNG bytes or lists of numbers in {place.file}, got {column.type}.")
@@ -134,7 +119,7 @@ def _listed(column: Any, place: Place) -> np.ndarray:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0]) // math.prod(shape)
             raise DataError(f"Expected a number for every pixel; {place.at(row)} lacks one.")
     numbers = column.to_numpy(zero_copy_only=False)
-    return as_bytes(numbers.reshape(rows, *shape), place)
+    return parts.as_bytes(numbers.reshape(rows, *shape), place)
 
 
 def _is_list(kind: Any) -> bool:
@@ -149,25 +134,19 @@ def _no_nulls(column: Any, place: Place, what: str) -> None:
         raise DataError(f"Expected {what} in every row; {place.at(row)} has none.")
 
 
-def parquet_text(
-    source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()
-) -> Sentences:
+def parquet_text(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> Source:
     """One file or a folder of them; a row is a sentence, or all sentences of a user, which are read at once."""
-    with needed("pyarrow", "parquet"):
+    with parts.needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401
     check_names(attributes, users, sentences)
-    paths = files_of(source, ".parquet")
-
-    def passages() -> Iterator[Passage]:
-        return itertools.chain.from_iterable(_passages(file, users, sentences, attributes) for file in paths)
-
-    return gathered(passages, pathlib.Path(source).name, attributes)
+    paths, name = parts.files_of(source, ".parquet"), pathlib.Path(source).name
+    return gathered(paths, lambda path: _passages(path, users, sentences, attributes), name, attributes)
 
 
 def _passages(file: pathlib.Path, users: str, sentences: str, attributes: Sequence[str]) -> Iterator[Passage]:
     names = [users, sentences, *attributes]
-    for place, batch in _batches(file, names, names, _at_once(file)):
-        with whole("parquet", file):
+    for place, batch in _batches(file, names, names, text=True):
+        with parts.whole("parquet", file):
             keys, codes = _encoded(batch.column(users), place)
             values = [_whole_numbers(batch.column(name), place) for name in attributes]
             column = _as_arrow_bytes(batch.column(sentences), place)
@@ -177,17 +156,11 @@ def _passages(file: pathlib.Path, users: str, sentences: str, attributes: Sequen
                 yield Passage(place, [as_text(one.as_py(), where) for one in part], head)
 
 
-def _at_once(file: pathlib.Path) -> int:
+def _at_once(about: Any) -> int:
     """Few rows where they are long on average: the first one says nothing about the others."""
-    import pyarrow.parquet as pq
-
-    with whole("parquet", file):
-        with pq.ParquetFile(file, **_LIMITS) as opened:
-            about = opened.metadata
-        _check_declared(about, file)
-        groups = [about.row_group(number) for number in range(about.num_row_groups)]
-        longest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
-    return min(AT_ONCE, rows_at_once(longest))
+    groups = [about.row_group(number) for number in range(about.num_row_groups)]
+    longest = max((group.total_byte_size // max(1, group.num_rows) for group in groups), default=1)
+    return min(AT_ONCE, parts.rows_at_once(longest))
 
 
 def _parts_of_row(held: Any) -> Iterator[list[Any]]:
@@ -195,8 +168,8 @@ def _parts_of_row(held: Any) -> Iterator[list[Any]]:
     if not _is_list(held.type):
         yield [held]
         return
-    for start in range(0, max(1, len(held.values)), rows_at_once()):
-        yield list(held.values[start : start + rows_at_once()])
+    for start in range(0, max(1, len(held.values)), parts.rows_at_once()):
+        yield list(held.values[start : start + parts.rows_at_once()])
 
 
 def _as_arrow_bytes(column: Any, place: Place) -> Any:

@@ -1,6 +1,7 @@
 """PRIVATE. What all readers share: parts of a source, images and labels made sure of, keys, damaged files."""
 
 import contextlib
+import functools
 import gzip
 import io
 import math
@@ -18,6 +19,7 @@ Path = pathlib.Path | str
 ROWS = 512  # in one part, at most
 _BYTES = 2**22  # in one part, about, where rows of numbers are read
 SIDE = 1024  # of an image: a damaged or hostile header must not ask for all memory
+whole = functools.partial(files.readable, error=DataError)  # around a file: what libraries say may quote it
 
 
 class Place(NamedTuple):
@@ -32,23 +34,6 @@ class Place(NamedTuple):
         return f"{self.file}, {user}row {self.first + row}"
 
 
-class Part(NamedTuple):
-    """Some rows: the index of each one's user, images [n, 1, side, side] in bytes, whole labels."""
-
-    place: Place
-    users: np.ndarray
-    images: np.ndarray
-    labels: np.ndarray
-
-
-class Source(NamedTuple):
-    """How many rows each user holds, all rows part by part, and the numbers of named classes where there are any."""
-
-    counts: np.ndarray
-    parts: Iterator[Part]
-    classes: Mapping[str, int] | None = None
-
-
 class Rows(NamedTuple):
     """Some rows of every column, and the index of each row's user."""
 
@@ -57,11 +42,17 @@ class Rows(NamedTuple):
     columns: Mapping[str, np.ndarray]
 
 
-class Sentences(NamedTuple):
-    """A source of text: how many sentences each user holds, and all rows part by part."""
+class Source(NamedTuple):
+    """How many rows each user holds, all rows part by part, and the numbers of named classes where there are any."""
 
     counts: np.ndarray
     rows: Iterator[Rows]
+    classes: Mapping[str, int] | None = None
+
+
+def of_images(place: Place, users: np.ndarray, images: np.ndarray, labels: np.ndarray) -> Rows:
+    """Images [n, 1, side, side] in bytes, and whole labels."""
+    return Rows(place, users, {"x": images, "y": labels})
 
 
 def decoded(images: Iterable[Any], place: Place) -> np.ndarray:
@@ -133,21 +124,21 @@ def below(labels: np.ndarray, classes: int | None, place: Place) -> np.ndarray:
     return labels
 
 
-def numbered(counts: Mapping[Any, int], name: str) -> dict[Any, int]:
-    """Each key's place in sorted order; a user must not become two because its id is text here and a number there."""
+def numbered(counts: Mapping[Any, int], name: str) -> tuple[dict[Any, int], np.ndarray]:
+    """Each key's place in sorted order, and the counts in that order.
+
+    A user must not become two because its id is text here and a number there.
+    """
     if len({type(key) for key in counts}) > 1:
         raise DataError(f"Expected user ids of one type in all of {name}.")
-    return {key: number for number, key in enumerate(sorted(counts))}
+    keys = sorted(counts)
+    return {key: number for number, key in enumerate(keys)}, np.array([counts[key] for key in keys], np.int64)
 
 
 def number_of(numbers: Mapping[Any, int], key: Any, place: Place) -> int:
     if key not in numbers:
         raise DataError(f"Expected {place.file} to stay as it is while it is read; it changed.")
     return numbers[key]
-
-
-def lengths(counts: Mapping[Any, int], numbers: Mapping[Any, int]) -> np.ndarray:
-    return np.array([counts[key] for key in numbers], np.int64)
 
 
 def rows_at_once(row: int = 1) -> int:
@@ -169,19 +160,6 @@ def files_of(source: Path, *suffixes: str) -> list[pathlib.Path]:
     if not files:
         raise DataError(f"Expected {' or '.join(suffixes)} files in {source.name}; there are none.")
     return files
-
-
-@contextlib.contextmanager
-def whole(kind: str, path: pathlib.Path) -> Iterator[None]:
-    """Says of whatever goes wrong with a file that it is damaged: what libraries say may quote the file."""
-    damaged = f"Expected a whole {kind} file in {path.name}; it is cut short or damaged."
-    try:
-        with files.damage(damaged, DataError):
-            yield
-    except FileNotFoundError:
-        raise DataError(f"Expected the file {path.name}; it is missing.") from None
-    except OSError:  # gzip says so of what it cannot read
-        raise DataError(damaged) from None
 
 
 @contextlib.contextmanager

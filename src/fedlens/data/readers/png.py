@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fedlens.data.population import DataError
-from fedlens.data.readers.parts import Part, Path, Place, Source, decoded, number_of, rows_at_once, whole
+from fedlens.data.readers.parts import Path, Place, Rows, Source, decoded, number_of, of_images, rows_at_once, whole
 
 
 def png(source: Path) -> Source:
@@ -44,7 +44,7 @@ def _png_count(folder: pathlib.Path, place: Place) -> int:
     return count
 
 
-def _png_parts(source: pathlib.Path, users: list[str], classes: dict[str, int]) -> Iterator[Part]:
+def _png_parts(source: pathlib.Path, users: list[str], classes: dict[str, int]) -> Iterator[Rows]:
     with whole("folder", source):
         for number, user in enumerate(users):
             files = _png_files(source / user)
@@ -53,7 +53,7 @@ def _png_parts(source: pathlib.Path, users: list[str], classes: dict[str, int]) 
                     break
                 place = Place(source.name, start, number)
                 labels = np.array([number_of(classes, label, place) for _, label in rows], np.int64)
-                yield Part(place, np.full(len(rows), number), decoded((path for path, _ in rows), place), labels)
+                yield of_images(place, np.full(len(rows), number), decoded((path for path, _ in rows), place), labels)
 
 
 def _png_files(user: pathlib.Path) -> Iterator[tuple[pathlib.Path, str]]:

@@ -3,6 +3,8 @@
 A source is gone over twice: once to count each user's sentences, once to hand them out. A user without any stays one.
 """
 
+import itertools
+import pathlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedlens.data.population import DataError, Population
-from fedlens.data.readers.parts import Place, Rows, Sentences, lengths, number_of, numbered, rows_at_once
+from fedlens.data.readers.parts import Place, Rows, Source, number_of, numbered, rows_at_once
 from fedlens.models.words import SENTENCE_BYTES, as_row
 
 AT_ONCE = 16  # sentences of unknown length that are read together
@@ -30,12 +32,15 @@ class Passage(NamedTuple):
     head: Head | None
 
 
-def gathered(passages: Callable[[], Iterator[Passage]], name: str, attributes: Sequence[str] = ()) -> Sentences:
-    """What two passes over a source find, as rows."""
+Read = Callable[[pathlib.Path], Iterator[Passage]]  # of one file of a source
+
+
+def gathered(paths: Sequence[pathlib.Path], read: Read, name: str, attributes: Sequence[str]) -> Source:
+    """What two passes over the files of a source find, as rows; `name` is the source's."""
     counts: Counter[Any] = Counter()
     late: dict[Place, Head] = {}
     before = 0  # sentences of this place that came before its head
-    for place, sentences, head in passages():
+    for place, sentences, head in itertools.chain.from_iterable(map(read, paths)):
         before += len(sentences)
         if head is None:
             late[place] = ()
@@ -44,8 +49,9 @@ def gathered(passages: Callable[[], Iterator[Passage]], name: str, attributes: S
         before = 0
         if place in late:
             late[place] = head
-    numbers = numbered(counts, name)
-    return Sentences(lengths(counts, numbers), _rows(passages(), numbers, late, attributes))
+    numbers, held = numbered(counts, name)
+    again = itertools.chain.from_iterable(map(read, paths))
+    return Source(held, _rows(again, numbers, late, attributes))
 
 
 def _rows(

@@ -4,7 +4,8 @@ Everything here reads samples only, so it costs no privacy.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,56 +36,54 @@ TESTS = {
     "kernel distance, pixels": "maximum mean discrepancy",
     "kernel distance, features": "the same of random convolutions",
 }
+_number = functools.partial(comparison.number, digits=DIGITS)
 
 
 def contrast(
     left: Samples,
     right: Samples | None = None,
     *,
-    title: str = "fedlens report",
     primary: Primary | None = None,
     kinds: Sequence[str] = (),
     glimpses: Sequence[Samples] = (),
-    before: Sequence[Finding] = (),
     coverage: bool = True,
     warnings: tuple[str, ...] = (),
-    provenance: dict[str, str] | None = None,
+    **about: Any,
 ) -> Report:
     """`left` is the suspicious group, `right` the healthy one; with one group alone, a sanity check (T1).
 
-    `kinds` are further hypotheses (package.module:function), `glimpses` what the models drew in earlier rounds,
-    `before` the findings of an earlier report: those that are gone are reported as resolved. `coverage` takes seconds.
+    `kinds` are further hypotheses (package.module:function), `glimpses` what the models drew in earlier rounds. The
+    `coverage` takes seconds. What else is known `about` the report, `comparison.compared` says.
     """
     groups: tuple[Samples, ...] = (left,) if right is None else (left, right)
     if len({group.images.shape[1:] for group in groups}) > 1:
         raise ValueError("Expected samples of one size to compare.")
     # A model that diverged has spent its budget all the same: what it drew is shown as mid grey, and said.
     failures = comparison.failures_of(groups, _failure)
-    groups = tuple(_finite(group) for group in groups)
-    asked = primary if primary and (primary.side, primary.channels) == _size(groups[0]) else None
-    tests = _tests(groups)
-    alike = not any(test.p_value <= SIGNIFICANT for test in tests)  # chance alone would part the images as far
-    rows = ranking.named_where(
-        _hypotheses(groups, asked, kinds), lambda row: not failures and (row["kind"] in OF_LABELS or not alike)
-    )
+    groups = tuple(map(_finite, groups))
+    side, channels = groups[0].images.shape[-1], groups[0].images.shape[1]
+    asked = primary if primary and (primary.side, primary.channels) == (side, channels) else None
+    images, tried = [group.images[:COMPARED] for group in groups], (*FAULTS.known, *kinds)
+    tests = _tests(*images) if len(groups) > 1 else {}
+    alike = not any(test.p_value <= SIGNIFICANT for test in tests.values())  # chance alone would part the images as far
+    ranked = _hypotheses(groups, asked, tried) if len(groups) > 1 else ()
+    rows = ranking.named_where(ranked, lambda row: not failures and (row["kind"] in OF_LABELS or not alike))
     numbers = [*_numbers(groups, asked), *_test_rows(tests)]
     return comparison.compared(
         groups,
-        title=title,
         guarantee=guarantee([group.spending for group in groups], max(group.delta for group in groups)),
         findings=_findings(rows, numbers),
         hypotheses=rows,
-        missed=lambda: _missed(groups, kinds) if coverage else (),
+        missed=lambda: hypotheses.missed(images[0], images[1], tried) if coverage else (),
         failures=failures,
-        before=before,
         exhibits=exhibits.exhibited(
             exhibits.drawn_by([*map(_finite, glimpses), *groups], asked),
             exhibits.averages([(group.spending.account.run, group.label, group.images) for group in groups]),
         ),
         numbers=numbers,
-        charts=_charts(groups, asked),
+        charts=_charts(images, asked),
         warnings=(*warnings, *failures, *_collapsed(groups, numbers)),
-        provenance=provenance,
+        **about,
     )
 
 
@@ -92,18 +91,12 @@ def _finite(group: Samples) -> Samples:
     return dataclasses.replace(group, images=group.images.nan_to_num(0, 1, -1))
 
 
-def _size(group: Samples) -> tuple[int, int]:
-    return group.images.shape[-1], group.images.shape[1]
-
-
 # What explains it
 
 
 def _hypotheses(groups: Sequence[Samples], primary: Primary | None, kinds: Sequence[str]) -> tuple[TableRow, ...]:
-    if len(groups) < 2:
-        return ()
     left, right = (group.images[:COMPARED] for group in groups)
-    rows = hypotheses.ranked(left, right, (*FAULTS.known, *kinds))
+    rows = hypotheses.ranked(left, right, kinds)
     drawn = [group.classes for group in groups if group.classes is not None]
     if primary is None or len(drawn) < 2:
         return rows
@@ -128,11 +121,6 @@ def _findings(rows: Sequence[TableRow], numbers: Sequence[TableRow]) -> tuple[Fi
     return (comparison.finding(best, seen, second),)
 
 
-def _missed(groups: Sequence[Samples], kinds: Sequence[str]) -> tuple[TableRow, ...]:
-    left, right = (group.images[:COMPARED] for group in groups)
-    return hypotheses.missed(left, right, (*FAULTS.known, *kinds))
-
-
 # What differs
 
 
@@ -147,43 +135,30 @@ def _numbers(groups: Sequence[Samples], primary: Primary | None) -> list[TableRo
         measured["primary model's confidence"] = (lambda x: primary.confidence(x).mean(), "mean top class probability")
     images = [group.images[:COMPARED] for group in groups]
     rows = [_number(name, note, map(of, images)) for name, (of, note) in measured.items()]
-    if primary is not None and all(group.classes is not None for group in groups):
+    classes = [group.classes[:COMPARED] for group in groups if group.classes is not None]
+    if primary is not None and len(classes) == len(groups):
         note = "how often it sees the class the sample was drawn as"
-        rows.append(_number("primary model's accuracy", note, (_accuracy(group, primary) for group in groups)))
+        right = (primary.predictions(x) == drawn for x, drawn in zip(images, classes, strict=True))
+        rows.append(_number("primary model's accuracy", note, (each.float().mean() for each in right)))
     return rows
 
 
-def _number(name: str, note: str, values: Iterable[Any]) -> TableRow:
-    return comparison.number(name, note, map(float, values), digits=DIGITS)
-
-
-def _accuracy(group: Samples, primary: Primary) -> torch.Tensor:
-    return (primary.predictions(group.images[:COMPARED]) == group.classes[:COMPARED]).float().mean()  # type: ignore[index]
-
-
-def _tests(groups: Sequence[Samples]) -> list[TwoSample]:
+def _tests(left: torch.Tensor, right: torch.Tensor) -> dict[str, TwoSample]:
     """Whether the two sets of samples differ at all. Two models of the same data usually do: this names nothing."""
-    if len(groups) < 2:
-        return []
-    left, right = (group.images[:COMPARED] for group in groups)
-    return [
+    tests = (
         measures.classifier_test(left, right),
         measures.mmd_test(left, right),
         measures.mmd_test(left, right, features=measures.random_features),
-    ]
+    )
+    return dict(zip(TESTS, tests, strict=True))
 
 
-def _test_rows(tests: Sequence[TwoSample]) -> list[TableRow]:
-    about = zip(TESTS.items(), tests, strict=False)  # one group alone has no tests
-    return [
-        {"name": name, "left": round(test.statistic, DIGITS), "note": f"{note}; permutation p-value {test.p_value:.3f}"}
-        for (name, note), test in about
-    ]
+def _test_rows(tests: Mapping[str, TwoSample]) -> list[TableRow]:
+    notes = {name: f"{TESTS[name]}; permutation p-value {test.p_value:.3f}" for name, test in tests.items()}
+    return [_number(name, notes[name], [test.statistic]) for name, test in tests.items()]
 
 
-def _charts(groups: Sequence[Samples], primary: Primary | None) -> tuple[Chart, ...]:
-    images = [group.images[:COMPARED] for group in groups]
-
+def _charts(images: Sequence[torch.Tensor], primary: Primary | None) -> tuple[Chart, ...]:
     def shares(of: Any) -> dict[str, Any]:
         return by_place(tuple(round(share, 5) for share in of(x).tolist()) for x in images)
 
@@ -210,7 +185,7 @@ def _charts(groups: Sequence[Samples], primary: Primary | None) -> tuple[Chart, 
                 lead="What the primary model takes the samples for.",
                 axis="class",
                 categories=tuple(map(str, range(primary.classes))),
-                **shares(lambda x: measures.class_shares(primary.predictions(x).clamp(min=0), primary.classes)),
+                **shares(lambda x: primary.predictions(x).clamp(min=0).bincount(minlength=primary.classes) / len(x)),
             )
         )
     return tuple(charts)

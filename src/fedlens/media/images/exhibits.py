@@ -1,10 +1,11 @@
 """What a report shows of synthetic images: grids of them, round by round, and their average."""
 
+import base64
 import dataclasses
 import functools
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -39,60 +40,49 @@ class Picture:
         inside(self.file)
 
     @classmethod
-    def of(
-        cls,
-        images: torch.Tensor,
-        *,
-        run: str,
-        label: str,
-        file: str,
-        round: int | None = None,
-        classes: Iterable[int] = (),
-        columns: int = 8,
-    ) -> "Picture":
+    def of(cls, images: torch.Tensor, *, classes: Iterable[int] = (), columns: int = 8, **about: Any) -> "Picture":
         """The sprite of `images` [n, c, h, w] in [-1, 1], with one class for each of them or none at all."""
         taken = tuple(int(name) for name in classes)
         if taken and len(taken) != len(images):
             raise ValueError("Expected one class for each image, or none at all.")
-        png = pictures.png_bytes(images, columns=columns)
-        return cls(run=run, label=label, file=file, png=png, round=round, classes=taken, columns=columns)
+        return cls(png=pictures.png_bytes(images, columns=columns), classes=taken, columns=columns, **about)
 
     @functools.cached_property
     def uri(self) -> str:
-        return pictures.data_uri(self.png)
+        """An address that a page can carry inside itself."""
+        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
 
     @property
     def width(self) -> int:
-        return pictures.width(self.png)
+        """In pixels, as the header of a PNG file says."""
+        return int.from_bytes(self.png[16:20], "big")
 
     def to_dict(self) -> dict[str, Any]:
         return {"run": self.run, "label": self.label, "file": self.file, "round": self.round}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Grids:
+class _OfPictures(Exhibit):
+    pictures: tuple[Picture, ...]
+
+    def content(self) -> list[dict[str, Any]]:
+        return [picture.to_dict() for picture in self.pictures]
+
+    def files(self) -> list[tuple[str, bytes]]:
+        return [(picture.file, picture.png) for picture in self.pictures]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Grids(_OfPictures):
     """The pictures of each group, round by round, as many of them as the page has room for."""
 
-    key: ClassVar[str] = "images"
-    pictures: tuple[Picture, ...]
+    key = "images"
+    gutter = pictures.GUTTER
     room: int = PICTURE_CHARACTERS
 
     @property
     def piece(self) -> Piece:
         return Piece.beside(__package__, template="grids.html", style="grids.css", script="grids.js")
-
-    def content(self) -> list[dict[str, Any]]:
-        return [picture.to_dict() for picture in self.pictures]
-
-    def lines(self) -> Sequence[str]:
-        return ()
-
-    def files(self) -> list[tuple[str, bytes]]:
-        return [(picture.file, picture.png) for picture in self.pictures]
-
-    @property
-    def gutter(self) -> int:
-        return pictures.GUTTER
 
     @property
     def widest(self) -> int:
@@ -129,25 +119,14 @@ class Grids:
         return [sorted(group, key=lambda picture: picture.round or 0) for group in groups.values()]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Means:
+class Means(_OfPictures):
     """The average image of each group; of two groups also their difference."""
 
-    key: ClassVar[str] = "means"
-    pictures: tuple[Picture, ...]
+    key = "means"
 
     @property
     def piece(self) -> Piece:
         return Piece.beside(__package__, template="means.html", style="means.css")
-
-    def content(self) -> list[dict[str, Any]]:
-        return [picture.to_dict() for picture in self.pictures]
-
-    def lines(self) -> Sequence[str]:
-        return ()
-
-    def files(self) -> list[tuple[str, bytes]]:
-        return [(picture.file, picture.png) for picture in self.pictures]
 
 
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:
@@ -166,18 +145,12 @@ def drawn_by(groups: Iterable[Samples], primary: Primary | None) -> tuple[Pictur
         file = "samples/" + run.replace("/", "-") + ("" if group.round is None else f"-round-{group.round}")
         while file in made:  # a model compared with itself
             file += "-again"
-        made[file] = Picture.of(
-            shown,
-            run=run,
-            label=group.label,
-            file=f"{file}.png",
-            round=group.round,
-            classes=[int(seen) for seen in classes],
-        )
+        named = f"{file}.png"
+        made[file] = Picture.of(shown, run=run, label=group.label, file=named, round=group.round, classes=classes)
     return tuple(made.values())
 
 
-def averages(groups: Sequence[tuple[str, str, torch.Tensor]], *, folder: str = "samples") -> tuple[Picture, ...]:
+def averages(groups: Sequence[tuple[str, str, torch.Tensor]]) -> tuple[Picture, ...]:
     """The mean image of each (run, label, images); of two groups also their absolute difference: black is equal."""
     means = [images.float().mean(0, keepdim=True) for _, _, images in groups]
     shown = [(run, label, mean) for (run, label, _), mean in zip(groups, means, strict=True)]
@@ -185,7 +158,7 @@ def averages(groups: Sequence[tuple[str, str, torch.Tensor]], *, folder: str = "
         shown.append(("", "difference", (means[0] - means[1]).abs() - 1))
     names = ("left", "right", "difference")
     return tuple(
-        Picture.of(mean, run=run, label=label, file=f"{folder}/mean-{name}.png")
+        Picture.of(mean, run=run, label=label, file=f"samples/mean-{name}.png")
         for (run, label, mean), name in zip(shown, names, strict=False)
     )
 

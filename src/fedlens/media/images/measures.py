@@ -137,17 +137,6 @@ def spread(images: torch.Tensor) -> float:
     return float(_squared_distances(rows).sqrt().sum()) / pairs / math.sqrt(rows.shape[1])
 
 
-def class_shares(predictions: torch.Tensor, classes: int) -> torch.Tensor:
-    """The share of each class, [classes].
-
-    >>> class_shares(torch.tensor([2, 0, 2, 2]), 3)
-    tensor([0.2500, 0.0000, 0.7500], dtype=torch.float64)
-    """
-    if len(predictions) and not 0 <= int(predictions.min()) <= int(predictions.max()) < classes:
-        raise ValueError(f"Expected predictions from 0 to {classes - 1}.")
-    return predictions.long().bincount(minlength=classes).double() / max(1, len(predictions))
-
-
 def distinct(images: torch.Tensor) -> float:
     """How many different pictures there are in effect: from 1 for one again and again to n for n unlike any other.
 

@@ -10,11 +10,10 @@ from pydantic import NonNegativeInt
 from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import trees
 from fedlens.core.trees import Tree
-from fedlens.media.images import contrast, pictures, templates
-from fedlens.media.images.defaults import settled
+from fedlens.media.images import contrast, pictures
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.samples import Model, Samples
-from fedlens.media.images.settings import Networks, gan, networks, side
+from fedlens.media.images.settings import Networks, gan, networks, settled, side
 from fedlens.media.protocol import Medium, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
@@ -38,9 +37,6 @@ class Images(Medium):
     judged = True
 
     # A recipe
-
-    def claims(self, recipe: Settings) -> bool:
-        return side(recipe) > 0
 
     def problems(self, recipe: Settings) -> list[str]:
         problems = [] if side(recipe) > 0 else ["give side, of images, or the table of another medium, such as [text]"]
@@ -66,8 +62,12 @@ class Images(Medium):
             return []
         return [f"its images are of side {registered}, and the recipe says side = {side(recipe)}"]
 
-    def template(self, task: str, data: str, **given: Any) -> Template:
-        return templates.pieces(task, data, **given)
+    def template(self, task: str, data: str, *, model: str = "cnn.safetensors", **given: Any) -> Template:
+        if given.get("vocabulary") or given.get("baseline"):
+            raise ValueError("Expected --vocab and --baseline with --task T3 only.")
+        source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
+        side, primary = given["facts"].get("side", 28), model if task != "T1" else ""
+        return Template.beside(__package__, source, side=side, primary=primary)
 
     # What is trained
 

@@ -1,6 +1,5 @@
 """Synthetic images as one sprite, small enough to live inside a page."""
 
-import base64
 import io
 import itertools
 import math
@@ -46,24 +45,6 @@ def png_bytes(images: torch.Tensor, *, columns: int = 8) -> bytes:
     buffer = io.BytesIO()
     grid(images, columns=columns).save(buffer, format="PNG", optimize=True)
     return buffer.getvalue()
-
-
-def data_uri(png: bytes) -> str:
-    """A PNG file as an address that a page can carry inside itself.
-
-    >>> data_uri(b"png")
-    'data:image/png;base64,cG5n'
-    """
-    return "data:image/png;base64," + base64.b64encode(png).decode("ascii")
-
-
-def width(png: bytes) -> int:
-    """How many pixels a PNG file is wide, as its header says.
-
-    >>> width(png_bytes(torch.zeros(2, 1, 28, 28)))
-    118
-    """
-    return int.from_bytes(png[16:20], "big")
 
 
 def _magnified(images: torch.Tensor) -> torch.Tensor:

@@ -156,26 +156,6 @@ def _changed_images(images: np.ndarray, kind: str, change: Callable[[torch.Tenso
     return ((after + 1) * 127.5).round().numpy().astype(np.uint8) if images.dtype == np.uint8 else after.numpy()
 
 
-def checked(population: Population) -> list[str]:
-    """Reads everything once and lists what a run would stumble over; empty when all is well."""
-    problems = []
-    if (population.counts < 1).any():
-        problems.append(
-            f"user index {int(np.flatnonzero(population.counts < 1)[0])} holds no example; it will contribute nothing"
-        )
-    if (population.counts < 0).any() or (np.diff(population.starts) < 0).any():
-        problems.append("offsets.npy does not grow: users overlap")
-    if "x" not in population.columns:
-        return [*problems, f"there is no image column 'x'; found {', '.join(sorted(population.columns))}"]
-    try:
-        check_pixels(population.columns["x"])
-    except DataError as error:
-        problems.append(str(error))
-    if not problems and population.columns["x"].ndim == 4 and population.columns["x"].shape[1] != 1:
-        problems.append("the images are in colour; runs read grey ones, [n, 1, side, side]")
-    return problems
-
-
 def _arrays(path: pathlib.Path, names: list[str]) -> dict[str, np.ndarray]:
     damaged = (
         f"Expected a whole .npz file of plain arrays in {path.name}; it is cut short, damaged, or holds images of"
@@ -251,7 +231,22 @@ class ImageReading(Reading):
             raise DataError(f"Expected labels below model.classes = {classes}; the data hold others.")
 
     def checked(self, population: Population) -> list[str]:
-        return checked(population)
+        """Reads everything once and lists what a run would stumble over; empty when all is well."""
+        problems = []
+        if (population.counts < 1).any():
+            first = int(np.flatnonzero(population.counts < 1)[0])
+            problems.append(f"user index {first} holds no example; it will contribute nothing")
+        if (population.counts < 0).any() or (np.diff(population.starts) < 0).any():
+            problems.append("offsets.npy does not grow: users overlap")
+        if "x" not in population.columns:
+            return [*problems, f"there is no image column 'x'; found {', '.join(sorted(population.columns))}"]
+        try:
+            check_pixels(population.columns["x"])
+        except DataError as error:
+            problems.append(str(error))
+        if not problems and population.columns["x"].ndim == 4 and population.columns["x"].shape[1] != 1:
+            problems.append("the images are in colour; runs read grey ones, [n, 1, side, side]")
+        return problems
 
     def facts(self, population: Population) -> dict[str, int]:
         return {"side": int(population.columns["x"].shape[-1])}

@@ -8,33 +8,24 @@ import torch
 
 from fedlens.core import files, tensorfiles
 from fedlens.core.trees import Tree
-from fedlens.ledger import Head, Spending, guarantee
-from fedlens.ledger.provenance import as_delta, as_head, as_label, as_number, damage_of, provenance
+from fedlens.ledger.provenance import damage_of
+from fedlens.media import protocol
+from fedlens.media.protocol import check_fits
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
-from fedlens.privacy import Guarantee
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Samples:
+class Samples(protocol.Samples):
     medium: ClassVar[str] = "images"
     images: torch.Tensor = dataclasses.field(repr=False)  # [n, channels, side, side] in [-1, 1]
-    label: str  # of the group
-    spending: Spending
-    delta: float
     classes: torch.Tensor | None = dataclasses.field(default=None, repr=False)  # what a conditional model was to draw
-    round: int | None = None  # after which the model drew them
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return guarantee([self.spending], self.delta)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def save(self, path: pathlib.Path) -> None:
-        about = {"label": self.label, "synthetic": True, "round": self.round}
         tree = {"images": self.images} | ({} if self.classes is None else {"classes": self.classes})
-        tensorfiles.write(path, tree, about | provenance(self.spending, self.delta))
+        tensorfiles.write(path, tree, self._header())
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Samples":
@@ -43,72 +34,31 @@ class Samples:
             raise ValueError(f"Expected samples with their guarantee in {path.name}.")
         with damage_of(path):
             _check_images(tree["images"], tree.get("classes"))
-            return cls(
-                images=tree["images"],
-                label=as_label(about["label"]),
-                spending=Spending.from_dict(about["spending"]),
-                delta=as_delta(about["delta"]),
-                classes=tree.get("classes"),
-                round=None if about.get("round") is None else as_number(about["round"]),
-            )
+            return cls(images=tree["images"], classes=tree.get("classes"), **cls._stated(about))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Model:
+class Model(protocol.Trained):
     """A trained generator with its guarantee: the content of model.safetensors."""
 
     medium: ClassVar[str] = "images"
     gan: Gan
     generator: Tree = dataclasses.field(repr=False)
-    label: str
-    spending: Spending
-    delta: float
-    recipe_sha256: str
-    rounds: int
-    ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
 
     def sampled(self, count: int, seed: int) -> Samples:
         images, classes = self.gan.drawn(self.generator, count, seed)
-        return Samples(
-            images=images,
-            label=self.label,
-            spending=self.spending,
-            delta=self.delta,
-            classes=classes,
-            round=self.rounds,
-        )
+        return Samples(images=images, classes=classes, **self._of_samples())
 
     def save(self, path: pathlib.Path) -> None:
-        about = {
-            "gan": dataclasses.asdict(self.gan),
-            "label": self.label,
-            "recipe_sha256": self.recipe_sha256,
-            "rounds": self.rounds,
-            "ledger_head": self.ledger_head,
-        }
-        tensorfiles.write(path, self.generator, about | provenance(self.spending, self.delta))
+        tensorfiles.write(path, self.generator, self._header() | {"gan": dataclasses.asdict(self.gan)})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Model":
         generator, about = tensorfiles.read(path)
-        missing = {"gan", "label", "spending", "delta", "recipe_sha256", "rounds", "ledger_head"} - about.keys()
-        if missing:
-            raise ValueError(
-                f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
-            )
+        cls._check_header(about, path, ["gan"])
         with damage_of(path):
-            opened = cls(
-                gan=gan_from(about["gan"]),
-                generator=generator,
-                label=as_label(about["label"]),
-                spending=Spending.from_dict(about["spending"]),
-                delta=as_delta(about["delta"]),
-                recipe_sha256=as_label(about["recipe_sha256"]),
-                rounds=as_number(about["rounds"]),
-                ledger_head=as_head(about["ledger_head"]),
-            )
-        if not opened.gan.generator.fits(generator):
-            raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
+            opened = cls(gan=gan_from(about["gan"]), generator=generator, **cls._stated(about))
+        check_fits(opened.gan.generator, generator, path)
         return opened
 
 

@@ -4,9 +4,11 @@ Everything here reads samples only, so it costs no privacy.
 """
 
 import collections
+import functools
 import itertools
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -29,22 +31,21 @@ GARBAGE = 0.2  # share of letters that are no text; of bytes drawn at random it 
 ENDING = 0.5  # share of words that a trained model brings to an end
 COMMON = 0.3  # share of words from the most frequent tenth of a vocabulary: drawn at random 0.1, in English 0.8
 COLLAPSED = 0.5  # share of samples that are one and the same
+_number = functools.partial(comparison.number, digits=DIGITS)
 
 
 def contrast(
     left: Texts,
     right: Texts | None = None,
     *,
-    title: str = "fedlens report",
     kinds: Sequence[str] = (),
-    before: Sequence[Finding] = (),
     warnings: tuple[str, ...] = (),
-    provenance: dict[str, str] | None = None,
+    **about: Any,
 ) -> Report:
     """`left` is the suspicious group, `right` the healthy one; with one group alone, a sanity check (T1).
 
-    `kinds` are further hypotheses (package.module:function), `before` the findings of an earlier report: those that are
-    gone are reported as resolved.
+    `kinds` are further hypotheses (package.module:function). What else is known `about` the report,
+    `comparison.compared` says.
     """
     groups: tuple[Texts, ...] = (left,) if right is None else (left, right)
     failures = comparison.failures_of(groups, _failure)
@@ -55,18 +56,16 @@ def contrast(
     measured = _word_numbers if left.kind == "spelling" else _sentence_numbers
     return comparison.compared(
         groups,
-        title=title,
         guarantee=jointly(groups),
         findings=tuple(_finding(row, rows, groups, words) for row in rows if row["named"]),
         hypotheses=rows,
         missed=shapes.missed if shapes else tuple,
         failures=failures,
-        before=before,
         exhibits=(shown,),
-        numbers=(*measured(groups), *_apart(shapes)),
+        numbers=(*measured(groups), *([_apart(shapes)] if shapes else [])),
         charts=_charts(groups),
         warnings=(*warnings, *failures, *_collapsed(groups)),
-        provenance=provenance,
+        **about,
     )
 
 
@@ -155,15 +154,9 @@ def _jump(groups: Sequence[Texts]) -> tuple[int, tuple[float, float]]:
     return place + 1, (float(left[place] / n[place]), float(right[place] / m[place]))
 
 
-def _apart(shapes: hypotheses.Comparison | None) -> list[TableRow]:
-    if shapes is None:
-        return []
+def _apart(shapes: hypotheses.Comparison) -> TableRow:
     note = f"total variation distance, 0 to 1; permutation p-value {shapes.p_value:.3f}"
-    return [{"name": "distance of shapes", "left": round(shapes.apart, 4), "note": note}]
-
-
-def _number(name: str, note: str, values: Iterable[float]) -> TableRow:
-    return comparison.number(name, note, values, digits=DIGITS)
+    return {"name": "distance of shapes", "left": round(shapes.apart, 4), "note": note}
 
 
 def _compared_share(name: str, note: str, groups: Sequence[tuple[int, int]]) -> TableRow:
@@ -181,8 +174,9 @@ def _share(hits: int, total: int) -> float:
 
 def _charts(groups: Sequence[Texts]) -> tuple[Chart, ...]:
     if groups[0].kind == "spelling":
-        lengths = [_lengths_of_words(group) for group in groups]
-        return (_length_chart(lengths, "letters"),)
+        counts = [group.words for group in groups]
+        letters = [np.repeat([len(word) for word, _ in words], list(words.values())) for words in counts]
+        return (_length_chart(letters, "letters"),)
     return (_unknown_chart(groups), _length_chart([wordings.lengths(group) for group in groups], "words"))
 
 
@@ -215,11 +209,6 @@ def _length_chart(lengths: Sequence[np.ndarray], unit: str) -> Chart:
         edges=tuple(edges.astype(float).tolist()),
         **by_place(shares),
     )
-
-
-def _lengths_of_words(group: Texts) -> np.ndarray:
-    counts = group.words
-    return np.repeat([len(word) for word, _ in counts], list(counts.values()))
 
 
 # What to mind

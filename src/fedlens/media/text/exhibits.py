@@ -2,11 +2,10 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import ClassVar
 
 from fedlens.media.text import wordings
 from fedlens.media.text.samples import Texts
-from fedlens.report.exhibits import Piece
+from fedlens.report.exhibits import Exhibit, Piece
 from fedlens.report.values import TableRow, visible
 
 SHOWN_SENTENCES = 10
@@ -14,11 +13,17 @@ WORDS_IN_A_LINE = 10  # of each group, in a terminal
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Words:
+class _OfGroups(Exhibit):
+    groups: tuple[TableRow, ...]
+
+    def content(self) -> tuple[TableRow, ...]:
+        return self.groups
+
+
+class Words(_OfGroups):
     """The likeliest words of each group: label, and rows of word, probability, lift, new, flags."""
 
-    key: ClassVar[str] = "words"
-    groups: tuple[TableRow, ...]
+    key = "words"
 
     @classmethod
     def of(cls, groups: Sequence[Texts], tables: Sequence[Sequence[TableRow]]) -> "Words":
@@ -29,22 +34,14 @@ class Words:
     def piece(self) -> Piece:
         return Piece.beside(__package__, template="words.html", style="exhibits.css")
 
-    def content(self) -> tuple[TableRow, ...]:
-        return self.groups
-
     def lines(self) -> list[str]:
         return [f"likeliest words of {group['label']}: {_listed(group['rows'])}" for group in self.groups]
 
-    def files(self) -> Sequence[tuple[str, bytes]]:
-        return ()
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sentences:
+class Sentences(_OfGroups):
     """Some sentences of each group: label, and examples of pieces {"text", "unknown"}."""
 
-    key: ClassVar[str] = "sentences"
-    groups: tuple[TableRow, ...]
+    key = "sentences"
 
     @classmethod
     def of(cls, groups: Sequence[Texts]) -> "Sentences":
@@ -53,15 +50,6 @@ class Sentences:
     @property
     def piece(self) -> Piece:
         return Piece.beside(__package__, template="sentences.html", style="exhibits.css")
-
-    def content(self) -> tuple[TableRow, ...]:
-        return self.groups
-
-    def lines(self) -> Sequence[str]:
-        return ()
-
-    def files(self) -> Sequence[tuple[str, bytes]]:
-        return ()
 
 
 def _listed(rows: Sequence[TableRow]) -> str:

@@ -47,6 +47,9 @@ TRIED = 4_000  # faulty words
 GARBLED = 5  # one letter in so many is wrong where a noisy model spells
 
 Shape = tuple[Any, ...]
+Counts = collections.Counter[Shape]
+# Shapes of both groups, those that each fault makes (several counts; None if it fails), and the excess of its trace.
+View = tuple[Counts, Counts, dict[str, list[Counts] | None], dict[str, float]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,19 +68,23 @@ class Comparison:
 
     @classmethod
     def of(cls, left: Texts, right: Texts, kinds: Iterable[str] = tuple(FAULTS.known)) -> "Comparison":
-        view = _view(left, right, {kind: FAULTS.named(kind) for kind in dict.fromkeys(kinds)})
-        made = {kind: view.made(fault) for kind, fault in view.faults.items()}
-        every = [view.left, view.right, *(part for parts in made.values() for part in parts or ())]
+        alike = [(texts.kind, texts.tokenizer, texts.vocabulary, texts.sequences.shape[1]) for texts in (left, right)]
+        if alike[0] != alike[1]:
+            raise ValueError("Expected texts of one kind, tokenizer and vocabulary, in rows of one width, to compare.")
+        faults = {kind: FAULTS.named(kind) for kind in dict.fromkeys(kinds)}
+        view = _spelling_view if left.kind == "spelling" else _sentence_view
+        one, other, made, excess = view(left, right, faults)
+        every = [one, other, *(part for parts in made.values() for part in parts or ())]
         shapes = sorted({shape for part in every for shape in part})
-        apart, p_value = shape_test(view.left, view.right)
+        apart, p_value = shape_test(one, other)
         return cls(
             kind=left.kind,
-            left=_shares(view.left, shapes),
-            right=_shares(view.right, shapes),
+            left=_shares(one, shapes),
+            right=_shares(other, shapes),
             made={kind: None if parts is None else [_shares(p, shapes) for p in parts] for kind, parts in made.items()},
-            summaries={kind: fault.summary for kind, fault in view.faults.items()},
-            excess=view.excess,
-            chance=len({*view.left, *view.right}) / (2 * min(view.left.total(), view.right.total())),
+            summaries={kind: fault.summary for kind, fault in faults.items()},
+            excess=excess,
+            chance=len({*one, *other}) / (2 * min(one.total(), other.total())),
             apart=apart,
             p_value=p_value,
         )
@@ -146,24 +153,6 @@ def _mixture(observed: np.ndarray, healthy: np.ndarray, made: Sequence[np.ndarra
     return max(0.0, float(far)), float(shares[1:].sum())
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _View:
-    """Shapes of both groups, and how to get those that a fault makes: several counts, or None if it fails."""
-
-    left: collections.Counter[Shape]
-    right: collections.Counter[Shape]
-    faults: dict[str, Fault]
-    made: Callable[[Fault], list[collections.Counter[Shape]] | None]
-    excess: dict[str, float] = dataclasses.field(default_factory=dict)
-
-
-def _view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View:
-    alike = [(texts.kind, texts.tokenizer, texts.vocabulary, texts.sequences.shape[1]) for texts in (left, right)]
-    if alike[0] != alike[1]:
-        raise ValueError("Expected texts of one kind, tokenizer and vocabulary, in rows of one width, to compare.")
-    return (_spelling_view if left.kind == "spelling" else _sentence_view)(left, right, faults)
-
-
 def _changed(fault: Fault, tokens: list[str]) -> list[str] | None:
     """What the fault makes of a copy; None if it fails, or gives back what are no tokens."""
     changed = ranking.attempted(fault.change, list(tokens)) if fault.change else None
@@ -228,14 +217,14 @@ class _Spelling:
         row = spelled(word, self.width)
         return unspelled(row), bool((row == SPELLING_END).any())
 
-    def shapes(self, words: Mapping[Word, int]) -> collections.Counter[Shape]:
-        counts: collections.Counter[Shape] = collections.Counter()
+    def shapes(self, words: Mapping[Word, int]) -> Counts:
+        counts: Counts = collections.Counter()
         for word, count in words.items():
             counts[self.shape(word)] += count
         return counts
 
 
-def _spelling_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View:
+def _spelling_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> View:
     vocabulary, width = frozenset(right.vocabulary), right.sequences.shape[1]
     plain = _Spelling(vocabulary, width, ())
     marks = tuple(_marks(fault, right.vocabulary, plain) for fault in faults.values())
@@ -243,7 +232,7 @@ def _spelling_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View
     healthy = right.words
     sentences = _made_up(right.vocabulary, healthy)
 
-    def made(fault: Fault) -> list[collections.Counter[Shape]] | None:
+    def made(fault: Fault) -> list[Counts] | None:
         changed = [(tokens, _changed(fault, tokens)) for tokens in sentences]
         if any(tokens is None for _, tokens in changed):
             return None
@@ -262,10 +251,10 @@ def _spelling_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View
         _, borne = _TRACES.get(kind, ("", lambda shape, place=place: shape.marks[place]))
         if kind in _TRACES or marks[place]:
             excess[kind] = _share(shapes[0], borne) - _share(shapes[1], borne)
-    return _View(*shapes, faults, made, excess)
+    return *shapes, {kind: made(fault) for kind, fault in faults.items()}, excess
 
 
-def _share(shapes: collections.Counter[Shape], borne: Callable[[Any], bool]) -> float:
+def _share(shapes: Counts, borne: Callable[[Any], bool]) -> float:
     return sum(count for shape, count in shapes.items() if borne(shape)) / max(1, shapes.total())
 
 
@@ -329,14 +318,14 @@ def traced(kind: str, texts: Texts) -> tuple[str, Callable[[Word], bool]]:
 # Shapes of sentences
 
 
-def _sentence_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View:
+def _sentence_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> View:
     vocabulary = Vocabulary(words=right.vocabulary, provenance="")
     width, unknown = right.sequences.shape[1], vocabulary.unknown
     healthy = _numbers(right)
     stranger = "\ue000" * 6  # stays unknown, whatever is done to it
     names = (*right.vocabulary, stranger)
 
-    def made(fault: Fault) -> list[collections.Counter[Shape]] | None:
+    def made(fault: Fault) -> list[Counts] | None:
         changed = [_changed(fault, [names[number] for number in row]) for row in healthy]
         if any(tokens is None for tokens in changed):
             return None
@@ -346,7 +335,7 @@ def _sentence_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> _View
     one, other = (
         collections.Counter(sentence_shape(row, unknown) for row in rows) for rows in (_numbers(left), healthy)
     )
-    return _View(one, other, faults, made)
+    return one, other, {kind: made(fault) for kind, fault in faults.items()}, {}
 
 
 def _numbers(texts: Texts) -> list[list[int]]:

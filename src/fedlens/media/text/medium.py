@@ -8,28 +8,35 @@ import numpy as np
 import torch
 
 from fedlens.algorithms import FedAvg, Ngrams
+from fedlens.algorithms.fedavg import warmed
 from fedlens.algorithms.protocol import Algorithm
-from fedlens.algorithms.warm_start import warmed
 from fedlens.core import files, tensorfiles, trees
 from fedlens.core.trees import Tree
 from fedlens.ledger import Ledger, Spending
-from fedlens.media.protocol import Medium, Template, Values
+from fedlens.media.protocol import Medium, Rule, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
-from fedlens.media.text import contrast, templates, wordings
-from fedlens.media.text.defaults import NGRAM_NOISE_TO_SIGNAL, settled
+from fedlens.media.text import contrast, wordings
 from fedlens.media.text.faults import FAULTS
-from fedlens.media.text.problems import RULES, problems
 from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel, Texts
-from fedlens.media.text.settings import Text, text
+from fedlens.media.text.settings import NGRAM_NOISE_TO_SIGNAL, Text, settled, text
 from fedlens.models import words
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS
+from fedlens.privacy import Unit
 from fedlens.recipes.tables import Settings
-from fedlens.report.report import Finding, Report
+from fedlens.report.report import Report
 
 STRANGE_WORDS = 0.1  # share of a vocabulary that no tokenizer gives: more than the odd abbreviation
 PUBLIC = "the vocabulary, unless it says what it cost, and the words or sentences that the model started from"
 OTHERWISE = "(in lower case, say), so that the words they stand for count as unknown"
+
+NETWORK = "a network, not with ngrams"
+RULES: tuple[Rule, ...] = (
+    (Text, "size embedding units projection layers warm_steps", lambda own, _: not own.counts, NETWORK),
+    (Text, "order", lambda own, _: own.counts, "model = 'ngrams'"),
+    (Text, "vocabulary_size", lambda own, _: not own.vocabulary, "public text in place of vocabulary"),
+    (Text, "public", lambda own, _: not own.vocabulary or own.reads, "model = 'words', or in place of vocabulary"),
+)
 
 
 class TextMedium(Medium):
@@ -43,11 +50,8 @@ class TextMedium(Medium):
 
     # A recipe
 
-    def claims(self, recipe: Settings) -> bool:
-        return getattr(recipe, "text", None) is not None
-
     def problems(self, recipe: Settings) -> list[str]:
-        return problems(recipe)
+        return _problems(recipe)
 
     def settled(self, values: Values, judged: Callable[[Values], Any]) -> Values:
         return settled(values, judged)
@@ -81,8 +85,10 @@ class TextMedium(Medium):
     def functions(self, recipe: Settings) -> dict[str, str]:
         return {"tokenizer": text(recipe).tokenizer}
 
-    def template(self, task: str, data: str, **given: Any) -> Template:
-        return templates.pieces(task, data, **given)
+    def template(self, task: str, data: str, *, vocabulary: str = "", baseline: str = "", **_others: Any) -> Template:
+        source = "jsonl" if ".jsonl" in pathlib.Path(data).suffixes else "population"
+        known = vocabulary or "vocabulary.txt"
+        return Template.beside(__package__, source, vocabulary=known, baseline=baseline)
 
     # What is trained
 
@@ -95,7 +101,7 @@ class TextMedium(Medium):
 
     def weights(self, recipe: Settings) -> int:
         own = text(recipe)
-        return SYMBOLS**own.order if own.counts else sum(leaf.numel() for leaf in own.built().init(0).values())
+        return SYMBOLS**own.order if own.counts else own.built().weights
 
     def blank(self, recipe: Settings, width: int) -> Tree:
         return {"x": torch.zeros(width, text(recipe).row, dtype=torch.uint8), "mask": torch.ones(width)}
@@ -193,21 +199,9 @@ class TextMedium(Medium):
         folder = text(recipe).baseline
         return pathlib.Path(folder) / "model.safetensors" if folder else None
 
-    def contrast(
-        self,
-        groups: Sequence[AnySamples],
-        *,
-        title: str,
-        kinds: Sequence[str] = (),
-        before: Sequence[Finding] = (),
-        warnings: tuple[str, ...] = (),
-        provenance: dict[str, str] | None = None,
-        **_of_images: Any,
-    ) -> Report:
-        left, *right = map(_texts, groups)
-        return contrast.contrast(
-            left, *right, title=title, kinds=kinds, before=before, warnings=warnings, provenance=provenance
-        )
+    def contrast(self, groups: Sequence[AnySamples], *, title: str, **about: Any) -> Report:
+        own = {name: value for name, value in about.items() if name not in ("primary", "glimpses", "coverage")}
+        return contrast.contrast(*map(_texts, groups), title=title, **own)
 
     def provenance(self, recipe: Settings) -> dict[str, str]:
         return {"vocabulary": text(recipe).known.provenance, "public by declaration": PUBLIC}
@@ -227,6 +221,46 @@ def _texts(samples: AnySamples) -> Texts:
     if not isinstance(samples, Texts):
         raise ValueError("Expected samples of text to compare with each other.")
     return samples
+
+
+def _problems(recipe: Settings) -> list[str]:
+    own, p, problems = text(recipe), recipe.privacy, []
+    if not (own.vocabulary or own.public or recipe.data.source == "docstrings"):
+        problems.append("text.vocabulary is missing: a list of words, public or learnt at a price; or public text")
+    if own.baseline and len(recipe.selections) > 1:
+        problems.append("text.baseline goes with one selection: two are compared with each other")
+    if own.counts and (p.rounds, p.clip, p.correlated) != (1, 1.0, None):
+        problems.append("text.model = 'ngrams' is one release: rounds = 1, clip = 1.0, nothing correlated; or open")
+    if recipe.algorithm and (recipe.algorithm == Ngrams.name) != own.counts:
+        problems.append(f"algorithm = '{recipe.algorithm}' does not go with text.model = '{own.model}'")
+    if p.unit == Unit.EXAMPLE:
+        problems.append("[text] protects users: privacy.unit = 'example' is not for it")
+    if own.public and not own.vocabulary and own.model == "words" and not pathlib.Path(own.public).exists():
+        return [*problems, f"expected public text at text.public = {own.public!r}; there is nothing"]
+    return problems + _of_words(recipe)
+
+
+def _of_words(recipe: Settings) -> list[str]:
+    """A list that cannot be opened, a network that cannot be built from it, or a price that does not add up."""
+    own = text(recipe)
+    try:
+        if not own.counts:
+            own.built()
+        return _of_prices(recipe) if own.vocabulary else []
+    except OSError:  # public text has errors of its own
+        return [f"expected a list of words, a file, at text.vocabulary = {own.vocabulary!r}; there is none"]
+    except ValueError as error:
+        return [f"text: {error}"]
+
+
+def _of_prices(recipe: Settings) -> list[str]:
+    ours = recipe.privacy.unit, recipe.privacy.neighbours
+    return [
+        f"text.vocabulary was learnt per {unit} ({neighbours}), and the models are per {ours[0]} ({ours[1]}): such"
+        " costs do not add up to one guarantee; take the same unit and neighbours, or a public list"
+        for unit, neighbours in (paid.kind for paid in text(recipe).price)
+        if (unit, neighbours) != ours
+    ]
 
 
 MEDIUM = TextMedium()

@@ -19,25 +19,17 @@ def sentences_of(path: pathlib.Path, declared: bool = True) -> tuple[str, ...]:
     with pins.opened_public(path) if declared else contextlib.nullcontext(path) as own:
         if not own.exists():
             raise ValueError(f"Expected public text at {path}; there is nothing.")
-        looks = tuple((str(file), *_look(file)) for file in files.within(own, links=True))
-        return _read(own, looks)
-
-
-def _look(file: pathlib.Path) -> tuple[int, int, int]:
-    status = file.stat()
-    return status.st_size, status.st_mtime_ns, status.st_ino
+        looks = ((str(file), file.stat()) for file in files.within(own, links=True))
+        return _read(own, tuple((name, s.st_size, s.st_mtime_ns, s.st_ino) for name, s in looks))
 
 
 @functools.lru_cache(maxsize=2)
 def _read(own: pathlib.Path, looks: tuple[tuple[str | int, ...], ...]) -> tuple[str, ...]:
     """As long as the files look the same: what changed is read again."""
     if ".jsonl" in own.suffixes or own.is_dir():
-        return tuple(sentence for file in _files(own) for sentence in _of_lines(file))
+        listed = [file for file in files.within(own, links=True) if ".jsonl" in file.suffixes]
+        return tuple(sentence for file in listed for sentence in _of_lines(file))
     return tuple(files.content(own, MOST).decode("utf-8", "replace").splitlines())
-
-
-def _files(path: pathlib.Path) -> list[pathlib.Path]:
-    return [file for file in files.within(path, links=True) if ".jsonl" in file.suffixes]
 
 
 def _of_lines(path: pathlib.Path) -> Iterator[str]:

@@ -23,13 +23,12 @@ _SLICE = 4096  # sentences that are read together
 Tokens = list[str]
 
 
-def population(recipe: Settings, sentences: Population) -> Population:
+def _prepared(recipe: Settings, sentences: Population) -> Population:
     """The users with their rows in the column x: unknown words, or whole sentences; and columns to select by.
 
     One user after the other, so that nobody decides about anybody else.
     """
     own, bug = text(recipe), recipe.data.bug
-    of_text(sentences)
     planting = planting_of(bug, sentences) if bug else Planting(fraction=0.0)
     attributes, split = _attributes(sentences, recipe), words.tokenizer(own.tokenizer)
     fault = FAULTS.named(bug.kind).change if bug else None
@@ -47,14 +46,6 @@ def population(recipe: Settings, sentences: Population) -> Population:
     columns = {name: column[origin] for name, column in attributes.items()}
     columns |= {"x": np.concatenate(made)} | ({bug.mark: np.concatenate(marks)} if bug and bug.mark else {})
     return Population.from_arrays(sentences.name, columns, np.array([len(rows) for rows in made[1:]], np.int64))
-
-
-def of_text(population: Population) -> Population:
-    """The same, if it holds sentences."""
-    column = population.columns.get("text")
-    if column is None or column.dtype != np.uint8 or column.ndim != 2:
-        raise SchemaError("Expected a population of text, with a column 'text' of bytes (fedlens data convert --text).")
-    return population
 
 
 def _attributes(sentences: Population, recipe: Settings) -> dict[str, np.ndarray]:
@@ -119,10 +110,14 @@ class TextReading(Reading):
         return readers.text(path, user=source.users, text=source.text, attributes=source.attributes)
 
     def sound(self, population: Population) -> Population:
-        return of_text(population)
+        column = population.columns.get("text")
+        if column is None or column.dtype != np.uint8 or column.ndim != 2:
+            wanted = "a population of text, with a column 'text' of bytes"
+            raise SchemaError(f"Expected {wanted} (fedlens data convert --text).")
+        return population
 
     def prepared(self, recipe: Settings, units: Population) -> Population:
-        return population(recipe, units)
+        return _prepared(recipe, self.sound(units))
 
     def checked(self, population: Population) -> list[str]:
         return readers.checked_text(population)

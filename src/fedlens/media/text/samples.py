@@ -12,9 +12,10 @@ import torch
 
 from fedlens.core import files, tensorfiles
 from fedlens.core.trees import Tree, moved
-from fedlens.ledger import Head, Spending
-from fedlens.ledger.provenance import as_delta, as_head, as_label, as_number, damage_of
+from fedlens.ledger import Spending
+from fedlens.ledger.provenance import as_label, damage_of
 from fedlens.ledger.spending import stated
+from fedlens.media.protocol import Priced, Readers, Samples, Trained, check_fits
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import Markov
 from fedlens.models.words import PADDING, SPELLING_END, SPELLING_SYMBOLS, Vocabulary, unspelled
@@ -27,43 +28,62 @@ MOST_WIDTH = 2**14  # symbols of a row that a model writes: sentences have 256 b
 Word = tuple[str, bool]  # as it is written, and whether it came to an end
 
 
+def _as_width(value: object) -> int:
+    if not files.whole(value, 2, MOST_WIDTH):
+        raise ValueError
+    return value
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts:
-    """Unknown words that a character model spelled, or sentences of a word model.
+class _OfWords(Priced):
+    """Whose words, and at what price: models of text, and what they write.
 
     The vocabulary: the words that sentences are made of, or those that the unknown words are none of. It is public, or
     was learnt at a price; then its release is a part of the spending, and named in `earlier`.
     """
 
     medium: ClassVar[str] = "text"
+    of_words: ClassVar[Readers] = {
+        "vocabulary": lambda words: Vocabulary(words=tuple(map(as_label, words)), provenance="").words,
+        "tokenizer": as_label,
+        "earlier": lambda spendings: tuple(map(Spending.from_dict, spendings)),
+    }
+    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)  # most frequent first
+    earlier: tuple[Spending, ...] = ()  # what other models may share: the first plans of the spending
+    tokenizer: str = "plain"  # that split the text which the model learnt from
+
+    def __post_init__(self) -> None:
+        paid = _plans(self.earlier)
+        if self.spending.plans[: len(paid)] != paid:
+            raise ValueError("Expected a spending that includes what was released earlier, first of all.")
+        if any(release.account.simulated for release in self.earlier) and not self.spending.account.simulated:
+            raise ValueError("Expected a simulated spending: what was released earlier is.")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return jointly([self])
+
+    def _header(self) -> dict[str, Any]:
+        return super()._header() | {"earlier": [spending.to_dict() for spending in self.earlier]}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Texts(_OfWords, Samples):
+    """Unknown words that a character model spelled, or sentences of a word model."""
+
+    readers: ClassVar[Readers] = Samples.readers | _OfWords.of_words
     kind: str  # "spelling" or "words"
     sequences: torch.Tensor = dataclasses.field(repr=False)  # [n, width]: rows as in fedlens.models.words
     log_probability: torch.Tensor = dataclasses.field(repr=False)  # [n], joint, END included
-    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)  # most frequent first
-    label: str  # of the group
-    spending: Spending
-    delta: float
-    earlier: tuple[Spending, ...] = ()  # what other models may share: the first plans of the spending
-    tokenizer: str = "plain"  # that split the text which the model learnt from
-    round: int | None = None  # after which the model wrote them
 
     def __post_init__(self) -> None:
-        _check_kind(self.kind)
-        _check_earlier(self.spending, self.earlier)
-        rows = self.sequences
-        if (
-            rows.ndim != 2
-            or 0 in rows.shape
-            or rows.is_floating_point()
-            or self.log_probability.shape != rows.shape[:1]
-        ):
+        super().__post_init__()
+        rows, symbols = self.sequences, _symbols(self.kind, self.vocabulary)
+        whole = rows.ndim == 2 and 0 not in rows.shape and not rows.is_floating_point()
+        if not whole or self.log_probability.shape != rows.shape[:1]:
             raise ValueError("Expected rows of whole numbers, at least one, and one log-probability for each.")
-        if not PADDING <= int(rows.min()) <= int(rows.max()) < self.symbols:
-            raise ValueError(f"Expected symbols from {PADDING} to {self.symbols - 1}.")
-
-    @property
-    def symbols(self) -> int:
-        return _symbols(self.kind, self.vocabulary)
+        if not PADDING <= int(rows.min()) <= int(rows.max()) < symbols:
+            raise ValueError(f"Expected symbols from {PADDING} to {symbols - 1}.")
 
     @property
     def rows(self) -> np.ndarray:
@@ -84,22 +104,12 @@ class Texts:
         end = SPELLING_END if self.kind == "spelling" else len(self.vocabulary) + 2
         return (self.sequences == end).any(1)
 
-    @property
-    def guarantee(self) -> Guarantee:
-        return jointly([self])
-
     def __len__(self) -> int:
         return len(self.sequences)
 
     def save(self, path: pathlib.Path) -> None:
-        about = {
-            "kind": self.kind,
-            "label": self.label,
-            "synthetic": True,
-            "round": self.round,
-        }
         tree = {"sequences": self.sequences, "log_probability": self.log_probability}
-        tensorfiles.write(path, tree, about | _origin(self))
+        tensorfiles.write(path, tree, self._header() | {"kind": self.kind})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Texts":
@@ -107,142 +117,93 @@ class Texts:
         if "spending" not in about or not {"sequences", "log_probability"} <= tree.keys():
             raise ValueError(f"Expected texts with their guarantee in {path.name}.")
         with damage_of(path):
-            return cls(
-                kind=about["kind"],
-                sequences=tree["sequences"],
-                log_probability=tree["log_probability"],
-                label=as_label(about["label"]),
-                round=None if about.get("round") is None else as_number(about["round"]),
-                **_read_origin(about),
-            )
+            rows, likely = tree["sequences"], tree["log_probability"]
+            return cls(kind=about["kind"], sequences=rows, log_probability=likely, **cls._stated(about))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextModel:
+class _Writer(_OfWords, Trained):
+    """A model of text, whatever it is made of."""
+
+    readers: ClassVar[Readers] = Trained.readers | _OfWords.of_words | {"width": _as_width}
+    width: int  # of the rows it learnt from, and of those it writes
+
+    def _written(self, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
+        """What it wrote, under its own guarantee."""
+        words = {name: getattr(self, name) for name in self.of_words} | self._of_samples()
+        return Texts(kind=kind, sequences=sequences, log_probability=log_probability, **words)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextModel(_Writer):
     """A trained language model with its guarantee: the content of model.safetensors."""
 
-    medium: ClassVar[str] = "text"
     kind: str
     model: LanguageModel
     parameters: Tree = dataclasses.field(repr=False)
-    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
-    width: int  # of the rows it learnt from, and of those it writes
-    label: str
-    spending: Spending
-    delta: float
-    recipe_sha256: str
-    rounds: int
-    ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
-    earlier: tuple[Spending, ...] = ()
-    tokenizer: str = "plain"
 
     def __post_init__(self) -> None:
-        _check_kind(self.kind)
-        _check_earlier(self.spending, self.earlier)
+        super().__post_init__()
+        _symbols(self.kind, self.vocabulary)
 
     def sampled(self, count: int, seed: int, device: str = "cpu") -> Texts:
         """A GPU writes other words for the same seed. A model that has diverged writes empty rows, of a probability
         that is no number: its run ends in a report.
         """
-        finite = all(bool(leaf.isfinite().all()) for leaf in self.parameters.values())
-        drawn, likely = (
-            self.model.sampled(moved(self.parameters, device), count, self.width, seed)
-            if finite
-            else (self._empty(count), torch.full((count,), torch.nan))
-        )
-        return _written(self, self.kind, drawn.cpu(), likely.cpu())
+        if not all(bool(leaf.isfinite().all()) for leaf in self.parameters.values()):
+            row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
+            return self._written(self.kind, torch.tensor(row).repeat(count, 1), torch.full((count,), torch.nan))
+        drawn, likely = self.model.sampled(moved(self.parameters, device), count, self.width, seed)
+        return self._written(self.kind, drawn.cpu(), likely.cpu())
 
     def likeliest(self, count: int, beams: int) -> Texts:
         """By beam search: what samples may have missed."""
-        return _written(self, self.kind, *self.model.likeliest(self.parameters, self.width, beams, count))
-
-    def _empty(self, count: int) -> torch.Tensor:
-        row = [self.model.start, self.model.end, *[PADDING] * self.width][: self.width]
-        return torch.tensor(row).repeat(count, 1)
+        return self._written(self.kind, *self.model.likeliest(self.parameters, self.width, beams, count))
 
     def save(self, path: pathlib.Path) -> None:
-        about = {
-            "kind": self.kind,
-            "model": dataclasses.asdict(self.model),
-            **_header(self),
-        }
-        tensorfiles.write(path, self.parameters, about)
+        about = {"kind": self.kind, "model": dataclasses.asdict(self.model)}
+        tensorfiles.write(path, self.parameters, self._header() | about)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "TextModel":
         parameters, about = tensorfiles.read(path)
-        _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"parameters"}, path)
+        cls._check_header(about, path, ["kind", "model"])
         with damage_of(path):
-            opened = cls(
-                kind=about["kind"],
-                model=LanguageModel(**about["model"]),
-                parameters=parameters,
-                **_read(about),
-            )
-            if opened.model.symbols != _symbols(opened.kind, opened.vocabulary):
+            network = LanguageModel(**about["model"])
+            opened = cls(kind=about["kind"], model=network, parameters=parameters, **cls._stated(about))
+            if network.symbols != _symbols(opened.kind, opened.vocabulary):
                 raise ValueError
-        if not opened.model.fits(parameters):
-            raise ValueError(f"Expected the weights of its network in {path.name}; some are missing or misshapen.")
+        check_fits(network, parameters, path)
         return opened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NgramModel:
+class NgramModel(_Writer):
     """A Markov model of unknown words with its guarantee, from one release of counts: no network was trained.
 
     Its alphabet is small: what it writes has 0 for every digit, A for every capital, and one sign beyond ASCII.
     """
 
-    medium: ClassVar[str] = "text"
     model: Markov = dataclasses.field(repr=False)
-    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
-    width: int
-    label: str
-    spending: Spending
-    delta: float
-    recipe_sha256: str
-    rounds: int  # 1, or 0 where the release was lost
-    ledger_head: Head
-    earlier: tuple[Spending, ...] = ()
-    tokenizer: str = "plain"
-
-    def __post_init__(self) -> None:
-        _check_earlier(self.spending, self.earlier)
 
     def sampled(self, count: int, seed: int) -> Texts:
         sequences = self.model.sampled(count, self.width, seed)
-        return _written(self, "spelling", sequences, self.model.scored(sequences).float())
+        return self._written("spelling", sequences, self.model.scored(sequences).float())
 
     def save(self, path: pathlib.Path) -> None:
-        tensorfiles.write(path, {"table": self.model.table}, {"kind": NGRAMS, **_header(self)})
+        tensorfiles.write(path, {"table": self.model.table}, self._header() | {"kind": NGRAMS})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "NgramModel":
         tree, about = tensorfiles.read(path)
-        _check_header(about, {field.name for field in dataclasses.fields(cls)} - {"model"}, path)
+        cls._check_header(about, path)
         with damage_of(path):
-            header = _read(about)
+            header = cls._stated(about)
         with files.damage(f"Expected a table of probabilities in {path.name}; it is missing or damaged."):
             return cls(model=Markov(table=tree["table"]), **header)
 
 
-def _written(model: TextModel | NgramModel, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
-    """What a model wrote, under the model's own guarantee."""
-    return Texts(
-        kind=kind,
-        sequences=sequences,
-        log_probability=log_probability,
-        vocabulary=model.vocabulary,
-        label=model.label,
-        spending=model.spending,
-        delta=model.delta,
-        earlier=model.earlier,
-        tokenizer=model.tokenizer,
-        round=model.rounds,
-    )
-
-
-def jointly(groups: Sequence[Texts | TextModel | NgramModel]) -> Guarantee:
+def jointly(groups: Sequence[_OfWords]) -> Guarantee:
     """Of all groups together.
 
     Formal guarantee: an upper bound, as `guarantee` is. What several groups name as released earlier, by one run with
@@ -252,7 +213,7 @@ def jointly(groups: Sequence[Texts | TextModel | NgramModel]) -> Guarantee:
     return stated([_own(group) for group in groups], list(earlier), max(group.delta for group in groups))
 
 
-def _own(group: Texts | TextModel | NgramModel) -> Spending:
+def _own(group: _OfWords) -> Spending:
     """What a group cost on top of what was released earlier."""
     return dataclasses.replace(group.spending, plans=group.spending.plans[len(_plans(group.earlier)) :])
 
@@ -261,77 +222,7 @@ def _plans(spendings: Sequence[Spending]) -> tuple[Promise, ...]:
     return tuple(plan for spending in spendings for plan in spending.plans)
 
 
-def _header(model: TextModel | NgramModel) -> dict[str, Any]:
-    """What the file of every model of text says, whatever it is made of."""
-    about = {
-        "width": model.width,
-        "label": model.label,
-        "recipe_sha256": model.recipe_sha256,
-        "rounds": model.rounds,
-        "ledger_head": model.ledger_head,
-    }
-    return about | _origin(model)
-
-
-def _origin(group: Texts | TextModel | NgramModel) -> dict[str, Any]:
-    """Whose words, and at what price: of models and of what they write."""
-    return {
-        "vocabulary": group.vocabulary,
-        "tokenizer": group.tokenizer,
-        "spending": group.spending.to_dict(),
-        "earlier": [spending.to_dict() for spending in group.earlier],
-        "delta": group.delta,
-        "guarantee": jointly([group]).to_dict(),
-    }
-
-
-def _check_header(about: dict[str, Any], expected: set[str], path: pathlib.Path) -> None:
-    if missing := expected - about.keys():
-        raise ValueError(
-            f"Expected a model with its guarantee in {path.name}; its header lacks {', '.join(sorted(missing))}."
-        )
-
-
-def _read(about: dict[str, Any]) -> dict[str, Any]:
-    """The same, from a file."""
-    return {
-        "width": _as_width(about["width"]),
-        "label": as_label(about["label"]),
-        "recipe_sha256": as_label(about["recipe_sha256"]),
-        "rounds": as_number(about["rounds"]),
-        "ledger_head": as_head(about["ledger_head"]),
-        **_read_origin(about),
-    }
-
-
-def _read_origin(about: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "vocabulary": Vocabulary(words=tuple(map(as_label, about["vocabulary"])), provenance="").words,
-        "tokenizer": as_label(about["tokenizer"]),
-        "spending": Spending.from_dict(about["spending"]),
-        "earlier": tuple(map(Spending.from_dict, about["earlier"])),
-        "delta": as_delta(about["delta"]),
-    }
-
-
-def _as_width(value: object) -> int:
-    if not files.whole(value, 2, MOST_WIDTH):
-        raise ValueError
-    return value
-
-
 def _symbols(kind: str, vocabulary: Sequence[str]) -> int:
-    return SPELLING_SYMBOLS if kind == "spelling" else len(vocabulary) + 3
-
-
-def _check_earlier(spending: Spending, earlier: Sequence[Spending]) -> None:
-    paid = _plans(earlier)
-    if spending.plans[: len(paid)] != paid:
-        raise ValueError("Expected a spending that includes what was released earlier, first of all.")
-    if any(release.account.simulated for release in earlier) and not spending.account.simulated:
-        raise ValueError("Expected a simulated spending: what was released earlier is.")
-
-
-def _check_kind(kind: str) -> None:
     if kind not in KINDS:
         raise ValueError(f"Expected kind={kind!r} in {KINDS}.")
+    return SPELLING_SYMBOLS if kind == "spelling" else len(vocabulary) + 3
