@@ -117,7 +117,9 @@ class LevelMedium(Medium):
     def blank(self, recipe: Settings, width: int) -> trees.Tree:
         return {"x": torch.zeros(width, dtype=torch.long), "mask": torch.ones(width)}
 
-    def model(self, recipe: Settings, algorithm: Any, state: trees.Tree, **about: Any) -> LevelModel:
+    def model(
+        self, recipe: Settings, algorithm: Any, state: trees.Tree, *, device: str = "cpu", **about: Any
+    ) -> LevelModel:
         return LevelModel(logits=algorithm.result(state)["logits"].cpu(), **about)
 
     def owns(self, header: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from fedlens.algorithms.fedavg_gan import FedAvgGan
 from fedlens.algorithms.head_count import HeadCount
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.algorithms.histogram import AccuracyHistogram
+from fedlens.algorithms.look import OneLook
 from fedlens.algorithms.ngrams import Ngrams
 from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.algorithms.protocol import Algorithm, Asked, Trainable, run_together
@@ -19,6 +20,7 @@ ALGORITHMS: dict[str, type[Trainable]] = {
     FedAvgGan.name: FedAvgGan,
     FedAvg.name: FedAvg,
     Ngrams.name: Ngrams,
+    OneLook.name: OneLook,
 }
 # All that a curator is ever asked.
 QUESTIONS: dict[str, type[Algorithm]] = {
@@ -41,6 +43,7 @@ __all__ = [
     "HeadCount",
     "HeavyWords",
     "Ngrams",
+    "OneLook",
     "Sgd",
     "rebuilt",
     "run_together",

@@ -10,37 +10,36 @@ from typing import ClassVar
 
 import torch
 
-from fedlens.algorithms.protocol import Answered, Asked, OneRelease
-from fedlens.core import trees
+from fedlens.algorithms.protocol import Asked, OneRelease
 from fedlens.core.trees import Tree
 from fedlens.models.looks.psi import Psi
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look(OneRelease):
+class OneLook(OneRelease):
     """Pairs with a plan of one release that everybody is in, and a bound of norm 1."""
 
     psi: Psi
-    examples_per_unit: int = 128
 
     name: ClassVar[str] = "look"
     media: ClassVar[tuple[str, ...]] = ("images",)
     options: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
-    def configured(cls, asked: Asked) -> "Look":
-        return cls(psi=asked.network, examples_per_unit=asked.network.examples_per_unit)
+    def configured(cls, asked: Asked) -> "OneLook":
+        return cls(psi=asked.network)
+
+    @property
+    def examples_per_unit(self) -> int:
+        return self.psi.examples
 
     def contribute(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
         """Beside the data: the unit's blocks, all zero if it holds nothing."""
         return self.psi(examples), memory
 
     def start(self) -> Tree:
-        return {"round": torch.tensor(0)}
-
-    def round(self, state: Tree) -> tuple[Tree, Answered]:
-        return {}, lambda answer: trees.joined(release=answer, round=state["round"] + 1)
+        return {name: torch.zeros(shape) for name, shape in self.psi.shapes.items()} | {"round": torch.tensor(0)}
 
     def result(self, state: Tree) -> Tree:
-        """The noisy blocks."""
-        return trees.part(state, "release")
+        """The noisy mean of the blocks."""
+        return {name: state[name] for name in self.psi.shapes}

@@ -86,6 +86,7 @@ class Trained(Priced):
         "rounds": as_number,
         "ledger_head": as_head,
     }
+    file: ClassVar[str] = "model.safetensors"
     recipe_sha256: str
     rounds: int
     ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
@@ -248,8 +249,17 @@ class Medium(abc.ABC):
 
     # Models and samples
 
+    def kept(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Trained | None:
+        """What is kept of a state beside the model, if anything: a release that more than one can be made of.
+
+        It says in which `file`.
+        """
+        return None
+
     @abc.abstractmethod
-    def model(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Trained:
+    def model(
+        self, recipe: Settings, algorithm: Algorithm, state: Tree, *, device: str = "cpu", **about: Any
+    ) -> Trained:
         """What a state is worth to a modeler, with its guarantee."""
 
     @abc.abstractmethod

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import files
 from fedlens.core.trees import Tree
 from fedlens.ledger import Head, Ledger, Spending
@@ -63,12 +64,20 @@ def facts(recipe: Recipe, selection: str, done: int, charged: int, *, simulated:
     return mark | {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
 
-def model_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> Trained:
+def model_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head, device: str = "cpu") -> Trained:
     """What a state is worth to a modeler, with its guarantee: of its own releases and of those it depends on."""
-    return recipe.medium.model(
-        recipe,
-        recipe.stage(TRAIN, selection).algorithm,
-        state,
+    algorithm, about = _stated(recipe, selection, state, own, head)
+    return recipe.medium.model(recipe, algorithm, state, device=device, **about)
+
+
+def kept_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> Trained | None:
+    """What is kept of a state beside the model, with the same guarantee; nothing, as a rule."""
+    algorithm, about = _stated(recipe, selection, state, own, head)
+    return recipe.medium.kept(recipe, algorithm, state, **about)
+
+
+def _stated(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> tuple[Algorithm, dict[str, Any]]:
+    return recipe.stage(TRAIN, selection).algorithm, dict(
         label=selection,
         spending=recipe.owed(own),
         delta=recipe.privacy.delta,

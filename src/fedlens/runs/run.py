@@ -329,6 +329,9 @@ class Run:
         private = safeguards.private_place(self.address, self.name, selection)
         keeper = FolderKeeper(folder, self.recipe, private=private, model=make, watch=watch, simulated=self.simulated)
         state = carried_out(training, site, self._asking(selection, book, engine, self.device), thresholds, keeper)
+        own = book.spending(f"{self.name}/{selection}")
+        if release := reporting.kept_of(self.recipe, selection, state, own, book.pin()):
+            release.save(folder / release.file)  # before anything is fitted to it, which may fail
         self._keep(make(state), folder)
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
@@ -342,7 +345,7 @@ class Run:
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
         own = book.spending(f"{self.name}/{selection}")
-        return reporting.model_of(self.recipe, selection, state, own, book.pin())
+        return reporting.model_of(self.recipe, selection, state, own, book.pin(), self.device)
 
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:

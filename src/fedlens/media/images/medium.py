@@ -1,23 +1,27 @@
 """The public half of images: DP-trained generators, and what is seen in what they draw."""
 
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import NonNegativeInt
 
+from fedlens.algorithms.look import OneLook
 from fedlens.algorithms.protocol import Algorithm
-from fedlens.core import trees
+from fedlens.core import tensorfiles, trees
 from fedlens.core.trees import Tree
-from fedlens.media.images import contrast, pictures
+from fedlens.media.images import contrast, looks, pictures
 from fedlens.media.images.faults import FAULTS
+from fedlens.media.images.looks import Fitted, Look
 from fedlens.media.images.samples import Model, Samples
-from fedlens.media.images.settings import Networks, gan, networks, settled, side
+from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, networks, settled, side
 from fedlens.media.protocol import Medium, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
+from fedlens.models.looks.psi import Psi
 from fedlens.models.primary import open_primary
 from fedlens.recipes.tables import Settings
 from fedlens.report.report import Report
@@ -27,7 +31,13 @@ SHEET = 256  # images on one sheet, to look at
 
 class Images(Medium):
     name = "images"
-    tables: ClassVar[Mapping[str, tuple[Any, Any]]] = {"side": (NonNegativeInt, 0), "model": (Networks, Networks())}
+    tables: ClassVar[Mapping[str, tuple[Any, Any]]] = {
+        "side": (NonNegativeInt, 0),
+        "channels": (Literal[1, 3], 1),
+        "model": (Networks, Networks()),
+        "look": (LookSettings, LookSettings()),
+    }
+    rules = looks.RULES
     faults = FAULTS
     drawn = contrast.COMPARED
     demo_without_fault: ClassVar[list[str]] = ["data.bug.fraction=0", "data.name=digits-without-bug"]
@@ -41,10 +51,15 @@ class Images(Medium):
     def problems(self, recipe: Settings) -> list[str]:
         problems = [] if side(recipe) > 0 else ["give side, of images, or the table of another medium, such as [text]"]
         try:
-            networks(recipe).built(side(recipe) or 28, 1)
+            self.network(recipe)
+            if self._one_look(recipe):
+                looks.drawing(recipe)
         except ValueError as error:
             problems.append(str(error))
-        return problems
+        return problems + (looks.problems(recipe) if self._one_look(recipe) else [])
+
+    def _one_look(self, recipe: Settings) -> bool:
+        return (recipe.algorithm or self.algorithm(recipe)) == LOOK
 
     def settled(self, values: Values, judged: Callable[[Values], Any]) -> Values:
         return settled(values, judged)
@@ -57,10 +72,13 @@ class Images(Medium):
         return networks(recipe).classes or None
 
     def refusals(self, recipe: Settings, facts: Mapping[str, int]) -> list[str]:
-        registered = facts.get("side")
-        if side(recipe) == registered:
-            return []
-        return [f"its images are of side {registered}, and the recipe says side = {side(recipe)}"]
+        given = {"side": side(recipe), "channels": channels(recipe)}
+        known = {"channels": 1} | facts  # as registered before there was colour
+        return [
+            f"its images are of {name} {known.get(name)}, and the recipe says {name} = {value}"
+            for name, value in given.items()
+            if value != known.get(name)
+        ]
 
     def template(self, task: str, data: str, *, model: str = "cnn.safetensors", **given: Any) -> Template:
         if given.get("vocabulary") or given.get("baseline"):
@@ -74,14 +92,16 @@ class Images(Medium):
     def algorithm(self, recipe: Settings) -> str:
         return "fedavg-gan"
 
-    def network(self, recipe: Settings) -> Gan:
-        return gan(recipe)
+    def network(self, recipe: Settings) -> Gan | Psi:
+        return looks.psi(recipe) if self._one_look(recipe) else gan(recipe)
 
     def weights(self, recipe: Settings) -> int:
+        if self._one_look(recipe):
+            return sum(math.prod(shape) for shape in looks.psi(recipe).shapes.values())
         return sum(leaf.numel() for leaf in gan(recipe).critic.init(0).values())
 
     def blank(self, recipe: Settings, width: int) -> Tree:
-        images = torch.zeros(width, 1, side(recipe), side(recipe), dtype=torch.uint8)
+        images = torch.zeros(width, channels(recipe), side(recipe), side(recipe), dtype=torch.uint8)
         labels = {"y": torch.zeros(width, dtype=torch.long)} if networks(recipe).classes else {}
         return {"x": images, "mask": torch.ones(width), **labels}
 
@@ -94,14 +114,21 @@ class Images(Medium):
 
     # Models and samples
 
-    def model(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Model:
+    def kept(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look | None:
+        return looks.kept(recipe, algorithm, state, **about) if isinstance(algorithm, OneLook) else None
+
+    def model(
+        self, recipe: Settings, algorithm: Algorithm, state: Tree, *, device: str = "cpu", **about: Any
+    ) -> Model | Fitted:
+        if isinstance(algorithm, OneLook):
+            return looks.fitted(recipe, looks.kept(recipe, algorithm, state, **about), device)
         return Model(gan=gan(recipe), generator=trees.moved(algorithm.result(state), "cpu"), **about)
 
     def owns(self, header: Mapping[str, Any]) -> bool:
-        return "gan" in header
+        return "gan" in header or "drawing" in header
 
-    def opened(self, path: pathlib.Path) -> Model:
-        return Model.open(path)
+    def opened(self, path: pathlib.Path) -> Model | Fitted:
+        return Fitted.open(path) if "drawing" in tensorfiles.header(path) else Model.open(path)
 
     def opened_samples(self, path: pathlib.Path) -> Samples:
         return Samples.open(path)

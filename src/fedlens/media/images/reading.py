@@ -18,7 +18,7 @@ from fedlens.core.trees import pixels
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population, SchemaError
 from fedlens.media.images.faults import FAULTS
-from fedlens.media.images.settings import networks, side
+from fedlens.media.images.settings import channels, networks, side
 from fedlens.media.reading import Reading, as_whole_numbers, planting_of, untrusted
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.recipes.tables import Bug, Data, Settings
@@ -215,11 +215,11 @@ class ImageReading(Reading):
     def prepared(self, recipe: Settings, units: Population) -> Population:
         if "x" not in units.columns:
             raise SchemaError(f"Expected an image column 'x', found {', '.join(sorted(units.columns))}.")
-        size, shape = side(recipe), tuple(units.columns["x"].shape[1:])
-        if shape != (1, size, size):
-            colour = len(shape) == 3 and shape[0] == 3
-            why = "they are in colour, and grey ones are expected" if colour else "see `side`"
-            raise SchemaError(f"Expected images of (1, {size}, {size}), got {shape}: {why}.")
+        size, planes, shape = side(recipe), channels(recipe), tuple(units.columns["x"].shape[1:])
+        if shape != (planes, size, size):
+            colour = len(shape) == 3 and shape[0] != planes
+            why = "see `channels`, 1 for grey and 3 for colour" if colour else "see `side`"
+            raise SchemaError(f"Expected images of ({planes}, {size}, {size}), got {shape}: {why}.")
         return planted(units, recipe.data.bug) if recipe.data.bug else units
 
     def check(self, recipe: Settings, units: Population) -> None:
@@ -244,12 +244,11 @@ class ImageReading(Reading):
             check_pixels(population.columns["x"])
         except DataError as error:
             problems.append(str(error))
-        if not problems and population.columns["x"].ndim == 4 and population.columns["x"].shape[1] != 1:
-            problems.append("the images are in colour; runs read grey ones, [n, 1, side, side]")
         return problems
 
     def facts(self, population: Population) -> dict[str, int]:
-        return {"side": int(population.columns["x"].shape[-1])}
+        shape = population.columns["x"].shape
+        return {"side": int(shape[-1])} | ({"channels": int(shape[1])} if shape[1:2] == (3,) else {})
 
     def contents(self, column: np.ndarray) -> Iterator[bytes]:
         """Whether they were kept as bytes or as floats in [-1, 1]: what were the same bytes are the same again."""

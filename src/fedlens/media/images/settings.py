@@ -6,10 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from fedlens.algorithms.look import OneLook
 from fedlens.media.protocol import Values
 from fedlens.models.gan import Gan
 from fedlens.recipes.tables import Settings, Table, changed
 
+LOOK = OneLook.name
 ROUNDS, GENERATOR_STEPS = (8, 105), (1, 20)
 CRITICS = ([24, 48], [16, 32], [8, 16])
 NOISE_TO_SIGNAL = 10.0
@@ -43,6 +45,20 @@ class Networks(Table):
         return pair.conditional(self.classes) if self.classes else pair
 
 
+class LookSettings(Table):
+    """How one look is taken, and what is fitted to it: `algorithm = "look"`."""
+
+    family: Literal["moments", "embedding"] = "moments"  # a GPU, or minutes, are needed for an embedding
+    frequencies: PositiveInt | None = None  # moments: of each channel; by default from units, noise and side
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.15  # moments: how far drawn images are turned, moved and scaled
+    features: PositiveInt = 20_000  # embedding
+    steps: PositiveInt = 2000  # embedding: of the generator's fit, as the next two
+    batch: PositiveInt = 1000
+    rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    examples: PositiveInt = 128  # of a unit's images, at most
+    readable: Annotated[float, Field(ge=0, le=0.9)] = 0.1  # of the squared norm, for what people read
+
+
 def side(recipe: Settings) -> int:
     """Images are side x side; 0 where a recipe does not say."""
     value: Any = getattr(recipe, "side", 0)
@@ -54,14 +70,26 @@ def networks(recipe: Settings) -> Networks:
     return table
 
 
+def channels(recipe: Settings) -> int:
+    value: int = recipe.channels  # type: ignore[attr-defined]
+    return value
+
+
+def look(recipe: Settings) -> LookSettings:
+    table: LookSettings = recipe.look  # type: ignore[attr-defined]
+    return table
+
+
 def gan(recipe: Settings) -> Gan:
-    return networks(recipe).built(side(recipe), 1)
+    return networks(recipe).built(side(recipe), channels(recipe))
 
 
 def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
     """More rounds the larger epsilon is, about as many generator steps in all, and the largest critic whose noise stays
     within ten times the signal."""
     privacy, model, training = values["privacy"], values.get("model", {}), values.get("training", {})
+    if values.get("algorithm") == LOOK:
+        return values | {"privacy": {"rounds": 1, "clip": 1.0} | privacy, "model": _fitted(values) | model}
     rounds = privacy.get("rounds", _within(20 * privacy["epsilon"] ** 0.8, ROUNDS))
     clip = {} if "adaptive_clip" in privacy else {"clip": 0.1}
     steps = {"generator_steps": _within(840 / rounds, GENERATOR_STEPS)}
@@ -75,6 +103,11 @@ def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
         if judged(whole).noise_to_signal <= NOISE_TO_SIGNAL:
             break
     return whole
+
+
+def _fitted(values: Values) -> Values:
+    """The generator of a look."""
+    return {"generator_hidden": 256, "generator_widths": [128, *_generator(values)["generator_widths"][1:]]}
 
 
 def _generator(values: Values) -> Values:

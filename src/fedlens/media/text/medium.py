@@ -147,7 +147,9 @@ class TextMedium(Medium):
 
     # Models and samples
 
-    def model(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> TextModel | NgramModel:
+    def model(
+        self, recipe: Settings, algorithm: Algorithm, state: Tree, *, device: str = "cpu", **about: Any
+    ) -> TextModel | NgramModel:
         own = text(recipe)
         about |= {"vocabulary": own.known.words, "earlier": own.price, "tokenizer": own.tokenizer, "width": own.row}
         if own.counts:

@@ -61,7 +61,9 @@ class Embedding:
 def _layers(channels: int, seed: int, device: str) -> Layers:
     rng, into = torch.Generator().manual_seed(seed), (channels, *_WIDTHS)
     sizes = zip(_WIDTHS, into, _KERNELS, strict=False)
-    return tuple(torch.randn(out, of, k, k, generator=rng).div(math.sqrt(of * k * k)).to(device) for out, of, k in sizes)
+    return tuple(
+        torch.randn(out, of, k, k, generator=rng).div(math.sqrt(of * k * k)).to(device) for out, of, k in sizes
+    )
 
 
 @functools.lru_cache(maxsize=4)

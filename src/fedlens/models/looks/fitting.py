@@ -104,7 +104,13 @@ class Fit:
     seed: int = 0
 
     def __call__(
-        self, release: Release, network: Network, *, device: str = "cpu", start: Tree | None = None, watch: Watch | None = None
+        self,
+        release: Release,
+        network: Network,
+        *,
+        device: str = "cpu",
+        start: Tree | None = None,
+        watch: Watch | None = None,
     ) -> Tree:
         """The weights of a network whose mean embedding, class by class, is the released one."""
         if not isinstance(release.psi.body, Embedding):
@@ -146,7 +152,9 @@ class _Target:
         self._body = release.body.to(device)
 
     def distance(self, images: torch.Tensor) -> torch.Tensor:
-        """|a m - r|^2 up to a constant: without the bias of a batch and, for units of several images, with the best a.
+        """|a m - r|^2 up to a constant, with the best a, and without the bias of a batch.
+
+        How long the mean is depends on the norms that units were brought to, and on a guess at their number.
 
         A mean over a batch has the square of its own sampling error in its norm, which would reward generators that
         draw the same again and again. Every feature vector has norm 1, so that part is known, and is taken off.
@@ -156,5 +164,5 @@ class _Target:
         squares = (means.square().sum(1) * self._each - 1) / (self._each - 1)
         square = (self._shares.square() * squares).sum()
         product = (self._shares[:, None] * means * self._body).sum()
-        scale = (product / square.clamp(min=1e-9)).clamp(min=0).detach() if self._psi.several else 1.0
+        scale = (product / square.clamp(min=1e-9)).clamp(min=0).detach()
         return scale * scale * square - 2 * scale * product

@@ -76,7 +76,9 @@ class Moments:
 
 
 @functools.lru_cache(maxsize=8)
-def _frame(side: int, channels: int, frequencies: int, radius: float, device: str) -> tuple[torch.Tensor, torch.Tensor, float]:
+def _frame(
+    side: int, channels: int, frequencies: int, radius: float, device: str
+) -> tuple[torch.Tensor, torch.Tensor, float]:
     basis = _cosines(side, frequencies)
     points = (shapes.drawn(_REFERENCE, side, channels).flatten(2) @ basis.T).flatten(1)
     centre = points.mean(0)

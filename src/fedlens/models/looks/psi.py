@@ -9,6 +9,7 @@ from fedlens.core.trees import Tree, pixels
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.statistics import READABLE
+from fedlens.models.sizes import check_sizes
 
 BODY, LABELS, SIZE = "body", "labels", "size"
 _SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
@@ -27,13 +28,13 @@ class Psi:
     body: Embedding | Moments
     classes: int = 0  # 0: images without labels
     several: bool = True  # whether a unit may hold several images
+    examples: int = 128  # of a unit's images, that are shown, at most
     readable: float = 0.1
 
     def __post_init__(self) -> None:
         if not 0 <= self.readable <= 0.9:
             raise ValueError("Expected a readable share of 0 to 0.9.")
-        if self.classes < 0:
-            raise ValueError("Expected classes of 0 (no labels) or more.")
+        check_sizes(classes=self.classes + 1, examples=self.examples)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -55,13 +56,21 @@ class Psi:
         blocks[BODY] = body / body.norm().clamp(min=1e-12) if self.several else body
         return {name: block * self.weights[name] for name, block in blocks.items()}
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the blocks."""
+        blank = torch.zeros(1, self.body.channels, self.body.side, self.body.side)
+        readable = {name: (block(blank).shape[1],) for name, block in READABLE.items()} if self.readable else {}
+        return {
+            **readable,
+            **({LABELS: (self.classes,)} if self.classes else {}),
+            **({SIZE: (_SIZES,)} if self.several else {}),
+            BODY: (max(1, self.classes), self.body.size),
+        }
+
     def kinds(self, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """[classes, n]: the shares, sorted by class; a label that is none of the classes counts for none."""
         return (labels == torch.arange(self.classes, device=labels.device)[:, None]) * share
-
-    def read(self, released: Tree) -> Tree:
-        """The blocks of a noisy mean, brought back to the size they have in one unit."""
-        return {name: released[name] / weight for name, weight in self.weights.items() if weight}
 
 
 def _size(mask: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,186 @@
+"""One look at images: what is kept of it, and the model that is fitted to what was kept.
+
+look.safetensors holds all that was ever released, with its noise and its guarantee. Whoever has it can fit another
+generator, at any later time, for free.
+"""
+
+import dataclasses
+import math
+import pathlib
+from typing import Any, ClassVar
+
+from fedlens.algorithms.look import OneLook
+from fedlens.algorithms.protocol import Algorithm
+from fedlens.algorithms.rebuilding import from_settings, settings
+from fedlens.core import files, tensorfiles
+from fedlens.core.trees import Tree
+from fedlens.ledger.provenance import damage_of
+from fedlens.media import protocol
+from fedlens.media.images.samples import Samples
+from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, look, networks, side
+from fedlens.media.protocol import Rule, check_fits
+from fedlens.models.gan import ConvGenerator
+from fedlens.models.looks import fitting
+from fedlens.models.looks.embedding import Embedding
+from fedlens.models.looks.fitting import Fit, Release
+from fedlens.models.looks.generators import Gaussian, Network
+from fedlens.models.looks.moments import Moments
+from fedlens.models.looks.psi import Psi
+from fedlens.models.sizes import fitting as fits
+from fedlens.privacy import Unit
+from fedlens.recipes.tables import Settings
+
+FILE = "look.safetensors"
+MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
+RULES: tuple[Rule, ...] = (
+    (LookSettings, "family examples readable", lambda _, recipe: _is_look(recipe), "algorithm = 'look'"),
+    (LookSettings, "frequencies jitter", lambda look, recipe: _is_look(recipe, "moments"), "look.family = 'moments'"),
+    (
+        LookSettings,
+        "features steps batch rate",
+        lambda look, recipe: _is_look(recipe, "embedding"),
+        "look.family = 'embedding'",
+    ),
+    (Networks, "critic_widths critic_hidden", lambda _, recipe: not _is_look(recipe), "algorithm = 'fedavg-gan'"),
+)
+
+
+def _is_look(recipe: Settings, family: str = "") -> bool:
+    return recipe.algorithm == LOOK and family in ("", look(recipe).family)
+
+
+def problems(recipe: Settings) -> list[str]:
+    """What a plan of one release that everybody is in says otherwise."""
+    p = recipe.privacy
+    wanted = {"rounds": (p.rounds, 1), "clip": (p.clip, 1.0), "sampling": (p.sampling, "everyone")}
+    return [
+        f"privacy.{name} is {given}: a look is one release that everybody is in, of norm 1; leave it out"
+        for name, (given, expected) in wanted.items()
+        if given != expected
+    ]
+
+
+def psi(recipe: Settings) -> Psi:
+    """What every unit sends; its sizes follow from public numbers."""
+    table, several = look(recipe), recipe.privacy.unit != Unit.EXAMPLE
+    body: Moments | Embedding = _moments(recipe)
+    if table.family == "embedding":
+        body = Embedding(side=side(recipe), channels=channels(recipe), features=table.features)
+    return Psi(
+        body=body,
+        classes=networks(recipe).classes,
+        several=several,
+        examples=table.examples if several else 1,
+        readable=table.readable,
+    )
+
+
+def _moments(recipe: Settings) -> Moments:
+    """As many frequencies as the noise leaves to be seen: a covariance has about the square of their number."""
+    p, table = recipe.privacy, look(recipe)
+    noise = p.noise_multiplier or 3.7 / (p.epsilon or 1.0)  # about that of one release
+    seen = 2 * math.sqrt(p.units / max(noise, 1e-3))
+    most = min(MOST_FREQUENCIES, side(recipe) ** 2)
+    number = table.frequencies or min(max(round(seen), 16), most)
+    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number)
+
+
+def drawing(recipe: Settings) -> Network | Gaussian:
+    """What is fitted to it."""
+    body = psi(recipe).body
+    if isinstance(body, Moments):
+        return Gaussian(moments=body, known=networks(recipe).classes, jitter=look(recipe).jitter)
+    return Network(generator=gan(recipe).generator)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Look(protocol.Trained):
+    """The release, with its guarantee: the content of look.safetensors."""
+
+    medium: ClassVar[str] = "images"
+    file: ClassVar[str] = FILE
+    release: Release
+
+    def sampled(self, count: int, seed: int) -> Samples:
+        raise ValueError("Expected a generator to draw from: a look is what one is fitted to (fedlens look --fit).")
+
+    def save(self, path: pathlib.Path) -> None:
+        about = {"psi": settings(self.release.psi), "noise": self.release.noise}
+        tensorfiles.write(path, self.release.blocks, self._header() | about)
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "Look":
+        blocks, about = tensorfiles.read(path)
+        cls._check_header(about, path, ["psi", "noise"])
+        with damage_of(path):
+            if not files.finite(about["noise"]) or about["noise"] < 0:
+                raise ValueError
+            asked: Psi = from_settings(Psi, about["psi"])
+            opened = cls(release=Release(psi=asked, blocks=blocks, noise=float(about["noise"])), **cls._stated(about))
+        if not fits(blocks, asked.shapes) or not all(leaf.isfinite().all() for leaf in blocks.values()):
+            raise ValueError(f"Expected the blocks that its psi describes in {path.name}; some are of another size.")
+        return opened
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fitted(protocol.Trained):
+    """A generator that was fitted to a look, with the look's guarantee: the content of model.safetensors."""
+
+    medium: ClassVar[str] = "images"
+    drawing: Network | Gaussian
+    generator: Tree = dataclasses.field(repr=False)
+
+    def sampled(self, count: int, seed: int) -> Samples:
+        images, classes = self.drawing.drawn(self.generator, count, seed)
+        return Samples(images=images, classes=classes, **self._of_samples())
+
+    def save(self, path: pathlib.Path) -> None:
+        kind = {"kind": type(self.drawing).__name__}
+        tensorfiles.write(path, self.generator, self._header() | {"drawing": kind | settings(self.drawing)})
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> "Fitted":
+        generator, about = tensorfiles.read(path)
+        cls._check_header(about, path, ["drawing"])
+        with damage_of(path):
+            values = dict(about["drawing"])
+            kind = {"Network": Network, "Gaussian": Gaussian}[values.pop("kind")]
+            opened = cls(drawing=from_settings(kind, values), generator=generator, **cls._stated(about))
+        check_fits(opened.drawing, generator, path)
+        return opened
+
+
+def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look:
+    """The release in a state, with the noise that its plan gave it."""
+    plan = about["spending"].plans[-1]
+    noise = plan.stddev / plan.expected_contributors
+    blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
+    asked: OneLook = algorithm  # type: ignore[assignment]
+    return Look(release=Release(psi=asked.psi, blocks=blocks, noise=noise), **about)
+
+
+def fitted(recipe: Settings, look_: Look, device: str) -> Fitted:
+    """The model of a recipe."""
+    return refitted(look_, drawing(recipe), _fit(recipe), device)
+
+
+def _fit(recipe: Settings) -> Fit:
+    table = look(recipe)
+    return Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
+
+
+def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str = "cpu") -> Fitted:
+    """A model of a look: free."""
+    if isinstance(drawing, Gaussian):
+        params = fitting.gaussian(release.release, drawing.moments)
+    else:
+        params = fit(release.release, drawing, device=device)
+    stated = {name: getattr(release, name) for name in release.readers}
+    return Fitted(drawing=drawing, generator=params, **stated)
+
+
+def network_for(release: Look, latent: int = 64) -> Network:
+    """A generator of the usual size for images as those of a look."""
+    body, widths = release.release.psi.body, (128, 64, 32)
+    sizes = {"side": body.side, "channels": body.channels, "classes": release.release.psi.classes}
+    return Network(generator=ConvGenerator(latent=latent, hidden=256, widths=widths, **sizes))
