@@ -15,6 +15,7 @@ import types
 
 import numpy as np
 import pytest
+import warm_python
 from command_line import GUARANTEE, SECRET, answer, fedlens, process, stopped_after_a_round, written
 from PIL import Image
 from toys import SHORT as TINY
@@ -360,11 +361,10 @@ def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
     assert sentence.startswith("fedlens run --resume runs/tiny-")
     spent = entries(tmp_path / "runs" / "ledger.sqlite")
     assert 7 <= spent <= rounds
-    resumed = process(*sentence.split()[1:], "--json", cwd=tmp_path)
-    out, err = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, err
-    assert json.loads(out)["runs"][0]["releases"] == rounds + 1
-    assert "round 6/" not in err
+    resumed = warm_python.module("fedlens.cli", *sentence.split()[1:], "--json", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["runs"][0]["releases"] == rounds + 1
+    assert "round 6/" not in resumed.stderr
     assert entries(tmp_path / "runs" / "ledger.sqlite") == rounds + 1
     assert not list((tmp_path / "runs" / ".private").iterdir())
 
