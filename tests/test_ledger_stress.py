@@ -25,7 +25,7 @@ def stress():
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(BENCHMARKS))
         found = importlib.import_module("ledger")
-        patched.setattr(found, "spawner", lambda: warm_python.context([*found.PRELOADED, "pytest"]))
+        patched.setattr(found, "spawner", lambda: warm_python.context(*found.PRELOADED, "pytest", "ledger"))
         yield found
 
 

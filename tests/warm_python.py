@@ -1,6 +1,5 @@
 """Processes that have torch loaded already and fedlens not: one that tests a copy of the code starts at once."""
 
-import gc
 import multiprocessing
 import multiprocessing.forkserver
 import os
@@ -18,12 +17,15 @@ LOADED = (  # what takes seconds; never this project
 )
 
 
-def context(loaded=(__name__, *LOADED)):
+def context(*loaded):
     """Whose processes are new, and soon ready."""
-    made, server = multiprocessing.get_context("forkserver"), multiprocessing.forkserver._forkserver
-    if server._preload_modules != [*loaded]:
+    made, wanted = multiprocessing.get_context("forkserver"), [*(loaded or (__name__, *LOADED)), "frozen"]
+    if (server := multiprocessing.forkserver._forkserver)._preload_modules != wanted:
         server._stop()  # Python keeps one server, with whatever the first to ask has loaded
-    made.set_forkserver_preload([*loaded])
+        made.set_forkserver_preload(wanted)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))  # or it would look elsewhere
+            server.ensure_running()
     return made
 
 
@@ -55,8 +57,6 @@ def _done(work, arguments, *, folder, source, timeout):
 
 
 def _alone(work, arguments, folder, source):
-    """Whatever was loaded before is not looked at again when garbage is collected."""
-    gc.freeze()
     if any(name.partition(".")[0] == "fedlens" for name in sys.modules):
         raise RuntimeError("Expected no fedlens before the copy.")
     for number, name in ((1, "stdout"), (2, "stderr")):
