@@ -2,15 +2,13 @@
 
 import ast
 import json
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import warm_python
 
 import fedlens
 from fedlens.data.population import Population
@@ -70,7 +68,7 @@ class HalvedGan(FedAvgGan):
 @pytest.fixture
 def house(tmp_path):
     """A copy of the package, to build on."""
-    shutil.copytree(SOURCE, tmp_path / "fedlens", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, tmp_path / "fedlens")
     return tmp_path / "fedlens"
 
 
@@ -82,15 +80,7 @@ def with_line(path, after, line):
 
 
 def command(house, *arguments):
-    surroundings = os.environ | {"PYTHONPATH": str(house.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "fedlens.cli", *map(str, arguments)],
-        cwd=house.parent,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = warm_python.module("fedlens.cli", *arguments, folder=house.parent, source=house.parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
