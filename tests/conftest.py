@@ -1,6 +1,8 @@
 """Small, fast, reproducible surroundings for all tests; a private PostgreSQL server for those that keep a ledger."""
 
 import contextlib
+import copy
+import functools
 import itertools
 import os
 import pathlib
@@ -15,8 +17,10 @@ import urllib.parse
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
+import jinja2
 import numpy as np
 import pytest
+import sklearn.datasets
 import torch
 import toys
 
@@ -36,6 +40,25 @@ hypothesis.settings.load_profile("fedlens")
 @pytest.fixture(autouse=True, scope="session")
 def one_core():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def compiled_once():
+    """A page is filled in a thousand times here: its templates are compiled once, the digits are read once."""
+    compiled, load = {}, functools.cache(sklearn.datasets.load_digits)
+    plain = jinja2.Environment.compile
+
+    def compile_template(self, source, *rest, **options):
+        settings = self.autoescape, self.trim_blocks, self.lstrip_blocks, self.undefined, *self.filters
+        known = (source, settings, rest, *options.items())
+        if known not in compiled:
+            compiled[known] = plain(self, source, *rest, **options)
+        return compiled[known]
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jinja2.Environment, "compile", compile_template)
+        patched.setattr(sklearn.datasets, "load_digits", lambda: copy.deepcopy(load()))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ import errno
 import io
 import itertools
 import json
+import os
 import pathlib
 import shlex
 import signal
@@ -14,6 +15,7 @@ import types
 
 import numpy as np
 import pytest
+import warm_python
 from command_line import GUARANTEE, SECRET, answer, fedlens, process, stopped_after_a_round, written
 from PIL import Image
 from toys import SHORT as TINY
@@ -345,10 +347,11 @@ def test_the_command_to_go_on_can_be_pasted_whatever_the_folder_is_called(tmp_pa
 
 
 def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
-    path, rounds = written(tmp_path, TINY.replace("rounds = 2", "rounds = 60")), 60
+    path, rounds = written(tmp_path, TINY.replace("rounds = 2", "rounds = 30")), 30
     started = process("run", path, "--out", "runs", cwd=tmp_path)
+    os.setpriority(os.PRIO_PROCESS, started.pid, 19)  # on a busy machine too, we are back before it ends
     for line in started.stderr:
-        if "round 12/" in line:
+        if "round 6/" in line:
             break
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=60)
@@ -357,12 +360,11 @@ def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
     sentence = err.partition("Go on with: ")[2].strip()
     assert sentence.startswith("fedlens run --resume runs/tiny-")
     spent = entries(tmp_path / "runs" / "ledger.sqlite")
-    assert 13 <= spent <= rounds
-    resumed = process(*sentence.split()[1:], "--json", cwd=tmp_path)
-    out, err = resumed.communicate(timeout=120)
-    assert resumed.returncode == 0, err
-    assert json.loads(out)["runs"][0]["releases"] == rounds + 1
-    assert "round 12/" not in err
+    assert 7 <= spent <= rounds
+    resumed = warm_python.module("fedlens.cli", *sentence.split()[1:], "--json", folder=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert json.loads(resumed.stdout)["runs"][0]["releases"] == rounds + 1
+    assert "round 6/" not in resumed.stderr
     assert entries(tmp_path / "runs" / "ledger.sqlite") == rounds + 1
     assert not list((tmp_path / "runs" / ".private").iterdir())
 

@@ -2,7 +2,8 @@
 
 import json
 
-from command_line import fedlens, process
+import warm_python
+from command_line import fedlens
 
 
 def assert_promised(guarantee):
@@ -29,14 +30,13 @@ def assert_whole(report, run):
 
 
 def test_the_planted_bug_is_found_under_real_noise_in_a_process_of_its_own(tmp_path):
-    started = process("demo", "images", "--json", cwd=tmp_path)
-    out, said = started.communicate(timeout=240)
-    assert started.returncode == 0, said
-    report = json.loads(out)
+    done = warm_python.module("fedlens.cli", "demo", "images", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
     assert_inverted(report)
     assert_promised(report["guarantee"])
     assert report["guarantee"]["simulated"] is False
-    assert "SIMULATED" not in said
+    assert "SIMULATED" not in done.stderr
     (run,) = (tmp_path / "runs").glob("demo-images-*")
     assert_whole(report, run)
     assert not list((tmp_path / "runs" / ".private").iterdir())

@@ -1,11 +1,9 @@
 """Every script in examples/ runs as it is, and says what it is there to say."""
 
-import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
+import warm_python
 
 EXAMPLES = pathlib.Path(__file__).parent.parent / "examples"
 SAYS = {
@@ -23,15 +21,7 @@ def test_all_are_tried():
 
 @pytest.mark.parametrize("name", SAYS)
 def test_an_example_runs(name, tmp_path):
-    surroundings = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / name, tmp_path / "out"],
-        cwd=tmp_path,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = warm_python.script(EXAMPLES / name, tmp_path / "out", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     missing = [words for words in SAYS[name] if words.lower() not in done.stdout.lower()]
     assert missing == [], done.stdout

@@ -258,8 +258,8 @@ MUTATIONS = {
     ),
     "the cap that is met": (
         "privacy/losses.py",
-        "return self._capped(plain, grid) if self.displacing else plain",
-        "return plain",
+        "pmfs = self._capped(grid) if self.displacing else self._plain(grid)",
+        "pmfs = self._plain(grid)",
         "test_accounting.py::test_a_cap_that_is_often_met_costs_something",
     ),
     "the budget": (

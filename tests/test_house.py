@@ -2,15 +2,13 @@
 
 import ast
 import json
-import os
 import pathlib
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import warm_python
 
 import fedlens
 from fedlens.data.population import Population
@@ -70,7 +68,7 @@ class HalvedGan(FedAvgGan):
 @pytest.fixture
 def house(tmp_path):
     """A copy of the package, to build on."""
-    shutil.copytree(SOURCE, tmp_path / "fedlens", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE, tmp_path / "fedlens")
     return tmp_path / "fedlens"
 
 
@@ -82,15 +80,7 @@ def with_line(path, after, line):
 
 
 def command(house, *arguments):
-    surroundings = os.environ | {"PYTHONPATH": str(house.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "fedlens.cli", *map(str, arguments)],
-        cwd=house.parent,
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = warm_python.module("fedlens.cli", *arguments, folder=house.parent, source=house.parent)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -160,7 +150,7 @@ def _of_a_medium(node):
 
 
 def test_nobody_outside_media_asks_which_medium_it_is():
-    """Lists of words are a feature of text, with a command and a stage of their own."""
+    """Lists of words are a feature of text, with a command and a stage of their own; evaluation is one of images."""
     inside = (
         "media.",
         "models.",
@@ -169,6 +159,8 @@ def test_nobody_outside_media_asks_which_medium_it_is():
         "runs.vocabularies",
         "cli.vocabulary",
         "experiments.text",
+        "evaluation.",
+        "cli.evaluate",
     )
     modules = {".".join(path.relative_to(SOURCE).with_suffix("").parts): path for path in SOURCE.rglob("*.py")}
     outside = {name: path.read_text() for name, path in modules.items() if not name.startswith(inside)}

@@ -7,6 +7,7 @@ import pathlib
 import signal
 
 import pytest
+import warm_python
 from command_line import fedlens
 from toys import TINY
 
@@ -24,7 +25,7 @@ def stress():
     with pytest.MonkeyPatch.context() as patched:
         patched.syspath_prepend(str(BENCHMARKS))
         found = importlib.import_module("ledger")
-        patched.setattr(found, "PRELOADED", [*found.PRELOADED, "pytest"])
+        patched.setattr(found, "spawner", lambda: warm_python.context(*found.PRELOADED, "pytest", "ledger"))
         yield found
 
 

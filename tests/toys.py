@@ -15,6 +15,7 @@ from fedlens.curators.simulated import Engine
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Budget, Entry, Item, Ledger, LedgerError, Spending, is_remote, storage
 from fedlens.media.images import contrast
+from fedlens.media.text import hypotheses
 from fedlens.privacy import Everyone, L2Clip, Plan
 from fedlens.recipes.recipe import Recipe
 from fedlens.runs import run as runs
@@ -113,6 +114,7 @@ def steady(chunk=8, name=None):
         with pytest.MonkeyPatch.context() as patched:
             measured(patched, chunk)
             patched.setattr(contrast, "COMPARED", 64)  # of 512 pictures, which make a report take a second
+            patched.setattr(hypotheses, "MADE_UP", 200)  # of 3,000 sentences, which take as long
             if name:
                 named(patched, name)
             yield

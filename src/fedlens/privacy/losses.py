@@ -6,13 +6,16 @@ over the distance that a unit which takes part can move the sum.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import special, stats
 
 if TYPE_CHECKING:
+    from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
 
 _TAIL = 10.0  # standard deviations beyond which less than e^-50 lies
 
@@ -50,36 +53,47 @@ class SampledGaussian:
         return float(stats.binom.sf(self.cap - 1, self.population - 1, self.rate))
 
     def pld(self, grid: float) -> "PrivacyLossDistribution":
-        from dp_accounting import NeighboringRelation
         from dp_accounting.pld import privacy_loss_distribution
 
-        # The library doubles the distance of replace-one by itself here, unlike its RDP accountant.
-        kind = NeighboringRelation.REPLACE_ONE if self.replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
-        plain = privacy_loss_distribution.from_gaussian_mechanism(
-            self.multiplier, sampling_prob=self.rate, value_discretization_interval=grid, neighboring_relation=kind
-        )
-        return self._capped(plain, grid) if self.displacing else plain
+        pmfs = self._capped(grid) if self.displacing else self._plain(grid)
+        return privacy_loss_distribution.PrivacyLossDistribution(*pmfs)
 
-    def _capped(self, plain: "PrivacyLossDistribution", grid: float) -> "PrivacyLossDistribution":
+    def _plain(self, grid: float) -> "list[PLDPmf]":
+        """On the library's own range of losses; it finds the same deltas one by one, which takes ten times as long."""
+        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
+
+        # The library doubles the distance of replace-one by itself here, unlike its RDP accountant.
+        kinds = [AdjacencyType.REPLACE] if self.replaced else [AdjacencyType.REMOVE, AdjacencyType.ADD]
+        return [self._dotted(kind, profile, grid) for kind, profile in zip(kinds, self._profiles, strict=True)]
+
+    def _dotted(self, kind: "AdjacencyType", profile: "Profile", grid: float) -> "PLDPmf":
+        from dp_accounting.pld import pld_pmf
+        from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
+
+        library = GaussianPrivacyLoss(self.multiplier, sampling_prob=self.rate, adjacency_type=kind)
+        ends = library.connect_dots_bounds()
+        first, last = math.floor(ends.epsilon_lower / grid), math.ceil(ends.epsilon_upper / grid)
+        deltas = np.clip(profile(np.arange(first, last + 1) * grid, 1 / self.multiplier, self.rate), 0, 1)
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, deltas)
+
+    def _capped(self, grid: float) -> "list[PLDPmf]":
         """Whether the others fill the cap does not depend on us: a mixture of two cases, and told which.
 
         Then we displace one of them, so that the sum moves twice as far, with a probability of at most `rate`. (The
         library's own bound also counts on our being pushed out ourselves, which fails for fewer than `population`.)
         """
-        from dp_accounting.pld import privacy_loss_distribution
-
         rare, near, far = self.displacing, 1 / self.multiplier, 2 / self.multiplier
         steps = _steps(far, self.rate, grid)
-        epsilons = steps * grid
-        if self.replaced:
-            moved = _exchanged(epsilons, far, self.rate)
-            usual = np.asarray(plain.get_delta_for_epsilon(epsilons))
-            return privacy_loss_distribution.PrivacyLossDistribution(_pmf(steps, grid, usual, moved, rare))
-        pmfs = [
-            _pmf(steps, grid, profile(epsilons, near, self.rate), profile(epsilons, far, self.rate), rare)
-            for profile in (_removed, _added)
-        ]
-        return privacy_loss_distribution.PrivacyLossDistribution(*pmfs)
+        displaced = [_exchanged] if self.replaced else [_removed, _added]
+        pmfs = []
+        for usual, moved in zip(self._profiles, displaced, strict=True):
+            deltas = (1 - rare) * usual(steps * grid, near, self.rate) + rare * moved(steps * grid, far, self.rate)
+            pmfs.append(_pmf(steps, grid, deltas))
+        return pmfs
+
+    @property
+    def _profiles(self) -> "list[Profile]":
+        return [_replaced] if self.replaced else [_removed, _added]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,14 +118,14 @@ class ExchangedGaussian:
         return _exchanged(epsilon, 1 / self.multiplier, self.rate)
 
     def pld(self, grid: float) -> "PrivacyLossDistribution":
-        from dp_accounting.pld import pld_pmf, privacy_loss_distribution
+        from dp_accounting.pld import privacy_loss_distribution
 
         steps = _steps(1 / self.multiplier, self.rate, grid)
-        pmf = pld_pmf.create_pmf_pessimistic_connect_dots(grid, steps, self.delta(steps * grid))
-        return privacy_loss_distribution.PrivacyLossDistribution(pmf)
+        return privacy_loss_distribution.PrivacyLossDistribution(_pmf(steps, grid, self.delta(steps * grid)))
 
 
 Loss = Gaussian | SampledGaussian | ExchangedGaussian
+Profile = Callable[[np.ndarray, float, float], np.ndarray]  # deltas at epsilons, of a distance and a rate
 
 
 def _steps(mu: float, rate: float, grid: float) -> np.ndarray:
@@ -121,15 +135,29 @@ def _steps(mu: float, rate: float, grid: float) -> np.ndarray:
     return np.arange(-ends, ends + 1)
 
 
-def _pmf(steps: np.ndarray, grid: float, usual: np.ndarray, moved: np.ndarray, rare: float):  # type: ignore[no-untyped-def]
+def _pmf(steps: np.ndarray, grid: float, deltas: np.ndarray) -> "PLDPmf":
     from dp_accounting.pld import pld_pmf
 
-    return pld_pmf.create_pmf_pessimistic_connect_dots(grid, steps, np.clip((1 - rare) * usual + rare * moved, 0, 1))
+    return pld_pmf.create_pmf_pessimistic_connect_dots(grid, steps, np.clip(deltas, 0, 1))
 
 
 def _exchanged(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
+    return _mirrored(epsilon, _removed(np.abs(epsilon), mu, rate))
+
+
+def _replaced(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
+    """(1-q) N(0) + q N(mu) against (1-q) N(0) + q N(-mu), which mirror each other."""
+    size, others = np.abs(epsilon), float(_log1p(np.array(-rate)))
+    root = mu * mu / 2 + others - math.log(rate) + size / 2 + _log1p(-np.exp(-size)) - math.log(2)
+    where = -(np.logaddexp(np.logaddexp(0, 2 * root) / 2, root) + size / 2) / mu  # left of it, the first is likelier
+    upper = (1 - rate) * special.ndtr(where) + rate * special.ndtr(where + mu)
+    lower = np.logaddexp(others + special.log_ndtr(where), math.log(rate) + special.log_ndtr(where - mu))
+    return _mirrored(epsilon, np.maximum(upper - np.exp(size + lower), 0.0))
+
+
+def _mirrored(epsilon: np.ndarray, positive: np.ndarray) -> np.ndarray:
+    """The profile of a pair that mirrors itself, from what it is at the sizes of epsilons."""
     size = np.abs(epsilon)
-    positive = _removed(size, mu, rate)
     return np.where(epsilon >= 0, positive, -np.expm1(-size) + np.exp(-size) * positive)
 
 
@@ -147,7 +175,7 @@ def _added(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:
     inner = -epsilon - math.log(rate) + _log1p((rate - 1) * np.exp(np.minimum(epsilon, 700.0)))
     where = inner / mu + mu / 2  # left of it, N(0) is the likelier
     weight = np.exp(np.minimum(epsilon, 700.0))
-    gain = (1 - weight * (1 - rate)) * special.ndtr(where) - weight * rate * special.ndtr(where - mu)
+    gain = (1 - weight * (1 - rate)) * special.ndtr(where) - rate * np.exp(epsilon + special.log_ndtr(where - mu))
     return np.where(np.isneginf(inner), 0.0, np.maximum(gain, 0.0))
 
 
