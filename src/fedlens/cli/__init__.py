@@ -11,6 +11,7 @@ import typer
 from fedlens.cli.data import data_app
 from fedlens.cli.evaluate import evaluate_app
 from fedlens.cli.ledger import ledger_app
+from fedlens.cli.look import look_app
 from fedlens.cli.options import FAILED, NOT_APPROVED, OVER_BUDGET, USAGE, shown
 from fedlens.cli.primary import primary_app
 from fedlens.cli.reproduce import account_app, reproduce_app
@@ -25,6 +26,7 @@ app = typer.Typer(
     help="Look at private, decentralized data through differentially private generative models.",
 )
 app.add_typer(runs_app)
+app.add_typer(look_app)
 app.add_typer(evaluate_app)
 app.add_typer(data_app, name="data")
 app.add_typer(primary_app, name="primary")

@@ -62,7 +62,7 @@ def demo(
     text = importlib.resources.files("fedlens.recipes").joinpath("files", f"demo_{what}.toml").read_text()
     recipe = Recipe.parsed(text, [] if bug else demos[what])
     _demo_budget(recipe, ledger_at(ledger, str(out / "ledger.sqlite")), simulate)
-    _execute(_created(recipe, out, ledger, simulate, device), as_json)
+    execute(created(recipe, out, ledger, simulate, device), as_json)
 
 
 @runs_app.command()
@@ -160,9 +160,9 @@ def run(
             raise ValueError(
                 "Expected --resume without --set, --ledger, --simulate or --device: a run goes on as it was started."
             )
-        _execute(Run.opened(resume), as_json)
+        execute(Run.opened(resume), as_json)
     elif recipe is not None:
-        _execute(_created(Recipe.open(recipe, sets or []), out, ledger, simulate, device, why), as_json)
+        execute(created(Recipe.open(recipe, sets or []), out, ledger, simulate, device, why), as_json)
 
 
 @runs_app.command()
@@ -245,7 +245,7 @@ def sample(
     say(answer, f"{where}\n{made.guarantee.headline}", as_json)
 
 
-def _created(
+def created(
     recipe: "Recipe", out: pathlib.Path, ledger: str | None, seed: int | None, device: str | None, why: str = ""
 ) -> "Run":
     from fedlens.curators.protocol import PrivacySpentError
@@ -279,7 +279,7 @@ def _demo_budget(recipe: "Recipe", address: str, seed: int | None) -> None:
         )
 
 
-def _execute(started: "Run", as_json: bool) -> None:
+def execute(started: "Run", as_json: bool) -> None:
     promise = started.promised()
     parts = f"; {promise.composition}" if started.recipe.released else ""
     aside(f"{started.name}: planned {promise.headline}{parts}")

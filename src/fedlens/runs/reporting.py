@@ -77,14 +77,15 @@ def kept_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: He
 
 
 def _stated(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> tuple[Algorithm, dict[str, Any]]:
-    return recipe.stage(TRAIN, selection).algorithm, dict(
-        label=selection,
-        spending=recipe.owed(own),
-        delta=recipe.privacy.delta,
-        recipe_sha256=recipe.digest,
-        rounds=int(state["round"]),
-        ledger_head=head,
-    )
+    about = {
+        "label": selection,
+        "spending": recipe.owed(own),
+        "delta": recipe.privacy.delta,
+        "recipe_sha256": recipe.digest,
+        "rounds": int(state["round"]),
+        "ledger_head": head,
+    }
+    return recipe.stage(TRAIN, selection).algorithm, about
 
 
 def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:

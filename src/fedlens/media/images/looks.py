@@ -179,8 +179,10 @@ def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str =
     return Fitted(drawing=drawing, generator=params, **stated)
 
 
-def network_for(release: Look, latent: int = 64) -> Network:
-    """A generator of the usual size for images as those of a look."""
-    body, widths = release.release.psi.body, (128, 64, 32)
-    sizes = {"side": body.side, "channels": body.channels, "classes": release.release.psi.classes}
-    return Network(generator=ConvGenerator(latent=latent, hidden=256, widths=widths, **sizes))
+def drawing_for(release: Look) -> Network | Gaussian:
+    """What is fitted to images as those of a look, unless a recipe says otherwise."""
+    asked = release.release.psi
+    if isinstance(asked.body, Moments):
+        return Gaussian(moments=asked.body, known=asked.classes, jitter=LookSettings().jitter)
+    sizes = {"side": asked.body.side, "channels": asked.body.channels, "classes": asked.classes}
+    return Network(generator=ConvGenerator(latent=64, hidden=256, widths=(128, 64, 32), **sizes))

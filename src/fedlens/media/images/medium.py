@@ -73,7 +73,7 @@ class Images(Medium):
 
     def refusals(self, recipe: Settings, facts: Mapping[str, int]) -> list[str]:
         given = {"side": side(recipe), "channels": channels(recipe)}
-        known = {"channels": 1} | facts  # as registered before there was colour
+        known = {"channels": 1, **facts}  # as registered before there was colour
         return [
             f"its images are of {name} {known.get(name)}, and the recipe says {name} = {value}"
             for name, value in given.items()

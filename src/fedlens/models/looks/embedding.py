@@ -27,8 +27,9 @@ Layers = tuple[torch.Tensor, ...]
 class Embedding:
     side: int
     channels: int = 1
-    features: int = 20_000
-    widths: tuple[float, ...] = (0.25, 0.5)  # of the kernels, in typical distances
+    features: int = 21_000
+    # Of the kernels, in typical distances. Narrow ones tell most; the wide one leads a generator that is still far off.
+    widths: tuple[float, ...] = (0.25, 0.5, 1.0)
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -84,11 +84,12 @@ def _root(covariance: torch.Tensor, noise: float) -> torch.Tensor:
     by it, and is drawn back (Gavish and Donoho 2017). The rest share what the trace says is left, evenly.
     """
     values, vectors = torch.linalg.eigh(covariance)
-    edge = 2 * noise * math.sqrt(len(values))
+    edge = 2 * noise * math.sqrt(len(values)) * (1 + len(values) ** (-2 / 3))  # where the largest lies is random, too
     clear = values > edge
     shrunk = torch.where(clear, (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2, 0.0)
     left = (covariance.diagonal().sum() - shrunk.sum()).clamp(min=0) / (~clear).sum().clamp(min=1)
-    return vectors * torch.where(clear, shrunk, left).sqrt()
+    root: torch.Tensor = vectors * torch.where(clear, shrunk, left).sqrt()
+    return root
 
 
 # Networks
@@ -150,6 +151,9 @@ class _Target:
         self.labels = torch.arange(rows * self._each, device=device) % rows
         self._shares = release.shares.to(device)
         self._body = release.body.to(device)
+        # Means of vectors of norm 1 are no longer than 1: at least so much they are stretched, once noise is taken off.
+        square = float(self._body.square().sum()) - self._body.numel() * release.body_noise**2
+        self._least = math.sqrt(max(square, 1e-6)) / float(self._shares.square().sum().sqrt())
 
     def distance(self, images: torch.Tensor) -> torch.Tensor:
         """|a m - r|^2 up to a constant, with the best a, and without the bias of a batch.
@@ -164,5 +168,6 @@ class _Target:
         squares = (means.square().sum(1) * self._each - 1) / (self._each - 1)
         square = (self._shares.square() * squares).sum()
         product = (self._shares[:, None] * means * self._body).sum()
-        scale = (product / square.clamp(min=1e-9)).clamp(min=0).detach()
-        return scale * scale * square - 2 * scale * product
+        scale = (product / square.clamp(min=1e-9)).detach().clamp(self._least, 1e3)
+        distance: torch.Tensor = scale * scale * square - 2 * scale * product
+        return distance

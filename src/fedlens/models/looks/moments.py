@@ -1,7 +1,7 @@
 """Means and covariances of low frequencies: what a look holds where epsilon is tiny or there is no GPU.
 
-An image is cut to its lowest frequencies (a cosine transform), centred on drawn shapes and scaled into a ball. A class
-is then a count, a mean and a second moment; a normal distribution with these is a generator that needs no training.
+An image is cut to its lowest frequencies (a cosine transform) and scaled into a ball. A class is then a count, a mean
+and a second moment; a normal distribution with these is a generator that needs no training.
 """
 
 import dataclasses
@@ -10,10 +10,8 @@ import math
 
 import torch
 
-from fedlens.models.looks import shapes
-
-_REFERENCE = 2000
 _WEIGHTS = 0.1, 0.4, 0.5  # squared norms of count, mean and second moment: all of 1
+_BRIGHTNESS = 0.25  # of the squared norm of a point, for the mean level; the rest is for what is not even
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,13 +19,13 @@ class Moments:
     side: int
     channels: int = 1
     frequencies: int = 100  # of each channel
-    radius: float = 2.0  # of the ball, in typical distances from the centre
+    contrast: float = 0.75  # standard deviation of pixels; images with more are drawn with this much
 
     def __post_init__(self) -> None:
-        if not 1 <= self.frequencies <= self.side**2:
-            raise ValueError(f"Expected 1 to {self.side**2} frequencies for images of side {self.side}.")
-        if self.radius <= 0:
-            raise ValueError("Expected a radius above 0.")
+        if not 2 <= self.frequencies <= self.side**2:
+            raise ValueError(f"Expected 2 to {self.side**2} frequencies for images of side {self.side}.")
+        if not 0 < self.contrast <= 1:
+            raise ValueError("Expected a contrast above 0, and of 1 at most.")
 
     @property
     def coordinates(self) -> int:
@@ -46,16 +44,28 @@ class Moments:
         return torch.cat([v.new_full((len(v), 1), count), mean * v, second * products], 1)
 
     def points(self, images: torch.Tensor) -> torch.Tensor:
-        """[n, coordinates] in the unit ball; what lies outside is drawn to its surface."""
-        basis, centre, scale = self._frame(str(images.device))
-        v = ((images.flatten(2) @ basis.T).flatten(1) - centre) / scale
-        return v / v.norm(dim=1, keepdim=True).clamp(min=1.0)
+        """[n, coordinates] in the unit ball: mean levels first, then what is left when they are taken off."""
+        spectra = images.flatten(2) @ _cosines(self.side, self.frequencies, str(images.device)).T
+        levels = spectra[..., 0] * (math.sqrt(_BRIGHTNESS) / self._most)
+        uneven = spectra[..., 1:].flatten(1) / (self.contrast * self._most)
+        uneven = uneven * (math.sqrt(1 - _BRIGHTNESS) / uneven.norm(dim=1, keepdim=True).clamp(min=1.0))
+        return torch.cat([levels, uneven], 1)
 
     def images(self, points: torch.Tensor) -> torch.Tensor:
         """The images that lie there, without their high frequencies."""
-        basis, centre, scale = self._frame(str(points.device))
-        spectra = (points * scale + centre).unflatten(1, (self.channels, self.frequencies))
-        return (spectra @ basis).clamp(-1, 1).unflatten(2, (self.side, self.side))
+        levels, uneven = points.split([self.channels, self.coordinates - self.channels], 1)
+        first = levels[..., None] * (self._most / math.sqrt(_BRIGHTNESS))
+        others = uneven.unflatten(1, (self.channels, self.frequencies - 1)) * (
+            self.contrast * self._most / math.sqrt(1 - _BRIGHTNESS)
+        )
+        flat = torch.cat([first, others], 2) @ _cosines(self.side, self.frequencies, str(points.device))
+        images: torch.Tensor = flat.clamp(-1, 1).unflatten(2, (self.side, self.side))
+        return images
+
+    @property
+    def _most(self) -> float:
+        """The norm of an image that is all white."""
+        return self.side * math.sqrt(self.channels)
 
     def read(self, released: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Counts, sums and sums of products, class by class, from mean rows: [k], [k, coordinates], [k, c, c]."""
@@ -70,29 +80,15 @@ class Moments:
         """The noise of an off-diagonal entry of the second moments, per unit of noise in the released numbers."""
         return 1 / math.sqrt(2 * _WEIGHTS[2])
 
-    def _frame(self, device: str) -> tuple[torch.Tensor, torch.Tensor, float]:
-        """Cosines, centre and scale."""
-        return _frame(self.side, self.channels, self.frequencies, self.radius, device)
-
 
 @functools.lru_cache(maxsize=8)
-def _frame(
-    side: int, channels: int, frequencies: int, radius: float, device: str
-) -> tuple[torch.Tensor, torch.Tensor, float]:
-    basis = _cosines(side, frequencies)
-    points = (shapes.drawn(_REFERENCE, side, channels).flatten(2) @ basis.T).flatten(1)
-    centre = points.mean(0)
-    scale = float(f"{radius * float((points - centre).norm(dim=1).median()):.2g}")
-    return basis.to(device), centre.to(device), scale
-
-
-def _cosines(side: int, count: int) -> torch.Tensor:
+def _cosines(side: int, count: int, device: str) -> torch.Tensor:
     """[count, side * side]: orthonormal, lowest frequencies first."""
     places, numbers = torch.arange(side) + 0.5, torch.arange(side)
     waves = torch.cos(math.pi * numbers[:, None] * places / side) * math.sqrt(2 / side)
     waves[0] /= math.sqrt(2)
     order = (numbers[:, None] ** 2 + numbers**2).flatten().argsort(stable=True)[:count]
-    return (waves[order // side, :, None] * waves[order % side, None, :]).flatten(1)
+    return (waves[order // side, :, None] * waves[order % side, None, :]).flatten(1).to(device)
 
 
 @functools.lru_cache(maxsize=8)

@@ -80,4 +80,5 @@ def _rings(side: int, device: str) -> torch.Tensor:
     numbers = torch.fft.fftfreq(side) * side
     radius = (numbers[:, None] ** 2 + numbers**2).sqrt().flatten()
     ring = ((radius - 0.5) / (side / 2) * _RADII).floor().clamp(max=_RADII - 1)
-    return ((ring[:, None] == torch.arange(_RADII)) & (radius[:, None] > 0)).float().to(device)
+    inside: torch.Tensor = (ring[:, None] == torch.arange(_RADII)) & (radius[:, None] > 0)
+    return inside.float().to(device)

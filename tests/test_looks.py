@@ -1,0 +1,480 @@
+"""One look: what units send is bounded, what is fitted to it follows it, and the release outlives its generators."""
+
+import dataclasses
+import itertools
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from command_line import answer, fedlens, written
+
+from fedlens.algorithms import OneLook, rebuilt, settings
+from fedlens.core import tensorfiles, trees
+from fedlens.ledger import Ledger
+from fedlens.media import opening
+from fedlens.media.images import looks
+from fedlens.models.gan import ConvGenerator
+from fedlens.models.looks import fitting, shapes, statistics
+from fedlens.models.looks.embedding import Embedding
+from fedlens.models.looks.fitting import DivergedError, Fit, Release
+from fedlens.models.looks.generators import Gaussian, Network
+from fedlens.models.looks.moments import Moments
+from fedlens.models.looks.psi import BODY, LABELS, Psi
+from fedlens.recipes.recipe import Recipe, RecipeError
+
+BODIES = [
+    Embedding(side=8, features=42),
+    Embedding(side=12, channels=3, features=42),
+    Embedding(side=64, features=42),
+    Moments(side=8, frequencies=10),
+    Moments(side=12, channels=3, frequencies=6),
+]
+LOOK = """
+name = "once"
+task = "T1"
+side = 8
+algorithm = "look"
+[data]
+source = "digits"
+deal_to = 40
+[selections.all]
+by = "everyone"
+[privacy]
+epsilon = 8.0
+delta = 1e-5
+units = 40
+population = 40
+[model]
+classes = 10
+"""
+EMBEDDED = ["look.family=embedding", "look.features=198", "look.steps=3", "look.batch=40"]
+
+
+def pictures(count, body, seed=0):
+    """Some of every kind: noise, shapes, one colour, black and white at random."""
+    rng = torch.Generator().manual_seed(seed)
+    like = (count, body.channels, body.side, body.side)
+    kinds = [
+        2 * torch.rand(like, generator=rng) - 1,
+        shapes.drawn(count, body.side, body.channels),
+        torch.full(like, 1.0),
+        torch.randint(2, like, generator=rng) * 2.0 - 1,
+        torch.full(like, -0.3),
+    ]
+    return torch.stack([kinds[number % len(kinds)][number] for number in range(count)])
+
+
+def unit(images, labels=None, mask=None):
+    mask = torch.ones(len(images)) if mask is None else mask
+    return {"x": images, "mask": mask} | ({} if labels is None else {"y": labels})
+
+
+def norm(tree):
+    return float(trees.norm(tree))
+
+
+@pytest.mark.parametrize("body", BODIES, ids=str)
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize("classes", [0, 3])
+def test_no_unit_sends_more_than_norm_1(body, several, classes):
+    psi = Psi(body=body, classes=classes, several=several, examples=7)
+    assert sum(weight**2 for weight in psi.weights.values()) == pytest.approx(1)
+    for count, seed in itertools.product([1, 7] if several else [1], range(4)):
+        images = pictures(count, body, seed).roll(seed, 0)
+        labels = torch.arange(count) % 4 if classes else None  # one of them is none of the classes
+        sent = psi(unit(images, labels))
+        assert norm(sent) <= 1 + 1e-5
+        for name, block in sent.items():
+            assert float(block.norm()) <= psi.weights[name] * (1 + 1e-5)
+        assert {name: tuple(block.shape) for name, block in sent.items()} == psi.shapes
+
+
+@pytest.mark.parametrize("name", statistics.READABLE)
+def test_a_readable_block_of_any_image_has_norm_1_at_most(name):
+    for body in (Embedding(side=8, features=42), Embedding(side=31, channels=3, features=42)):
+        block = statistics.READABLE[name](pictures(20, body))
+        assert float(block.norm(dim=1).max()) <= 1 + 1e-5
+        assert block.isfinite().all()
+
+
+@pytest.mark.parametrize("body", BODIES[::3], ids=str)
+def test_who_holds_nothing_sends_nothing(body):
+    psi = Psi(body=body, classes=3, examples=4)
+    sent = psi(unit(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.long), torch.zeros(4)))
+    assert norm(sent) == 0
+
+
+@pytest.mark.parametrize("body", BODIES[::3], ids=str)
+def test_images_that_are_masked_are_not_seen(body):
+    psi, images = Psi(body=body, classes=3, examples=5), pictures(5, body)
+    labels, mask = torch.tensor([0, 1, 2, 0, 1]), torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0])
+    once = psi(unit(images, labels, mask))
+    other = torch.cat([images[:3], -images[3:]])
+    for name, block in psi(unit(other, torch.tensor([0, 1, 2, 2, 2]), mask)).items():
+        assert torch.equal(block, once[name])
+
+
+def test_a_body_of_several_images_has_the_same_norm_whatever_they_are():
+    psi = Psi(body=BODIES[0], classes=3, examples=6)
+    for labels in (torch.zeros(6, dtype=torch.long), torch.arange(6) % 3):
+        body = psi(unit(pictures(6, psi.body), labels))[BODY]
+        assert float(body.norm()) == pytest.approx(psi.weights[BODY])
+
+
+def test_an_embedding_is_that_of_its_seed_and_of_no_other():
+    images = pictures(4, BODIES[0])
+    first = BODIES[0](images)
+    assert torch.allclose(first, Embedding(side=8, features=42)(images))
+    assert not torch.allclose(first, Embedding(side=8, features=42, seed=1)(images), atol=0.1)
+    assert torch.allclose(first.norm(dim=1), torch.ones(4), atol=1e-5)
+
+
+def test_moments_are_read_back_as_they_were_sent():
+    moments, images = Moments(side=8, frequencies=10), pictures(30, BODIES[0])
+    v = moments.points(images).double()
+    counts, sums, products = moments.read(moments(images).double().mean(0, keepdim=True))
+    assert counts.tolist() == pytest.approx([1.0])
+    assert torch.allclose(sums[0], v.mean(0), atol=1e-6)
+    assert torch.allclose(products[0], v.T @ v / 30, atol=1e-6)
+
+
+def test_points_of_low_frequencies_are_images_again():
+    moments = Moments(side=8, frequencies=64, contrast=1.0)
+    images = shapes.drawn(20, 8, 1)
+    assert torch.allclose(moments.images(moments.points(images)), images, atol=1e-4)
+
+
+def test_a_look_can_be_rebuilt_from_its_settings():
+    for body in BODIES:
+        algorithm = OneLook(psi=Psi(body=body, classes=2, examples=3))
+        assert rebuilt("look", json.loads(json.dumps(settings(algorithm)))) == algorithm
+
+
+# Generators
+
+
+def released(psi, images, labels, noise=0.0, seed=0):
+    """A release of units that hold an image each, or all images."""
+    if psi.several:
+        mean = psi(unit(images, labels))
+    else:
+        sent = [psi(unit(images[i : i + 1], labels[i : i + 1])) for i in range(len(images))]
+        mean = {name: torch.stack([one[name] for one in sent]).mean(0) for name in sent[0]}
+    rng = torch.Generator().manual_seed(seed)
+    noisy = {name: leaf + noise * torch.randn(leaf.shape, generator=rng) for name, leaf in mean.items()}
+    return Release(psi=psi, blocks=noisy, noise=noise)
+
+
+def bars(count, seed=0):
+    """Two classes: a bright upper half, or a bright left half, of random brightness; the second twice as often."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(count) % 3 > 0).long()
+    images = torch.full((count, 1, 8, 8), -1.0)
+    level = torch.rand(count, generator=rng)
+    for image, label, bright in zip(images, labels, level, strict=True):
+        image[0, :4] += bright * (label == 0) + (label == 0)
+        image[0, :, :4] += bright * (label == 1) + (label == 1)
+    return images, labels
+
+
+def test_a_normal_distribution_follows_the_classes_their_shares_and_their_spread():
+    images, labels = bars(300)
+    psi = Psi(body=Moments(side=8, frequencies=64, contrast=1.0), classes=2, several=False, examples=1)
+    release = released(psi, images, labels)
+    drawing = Gaussian(moments=psi.body, known=2, jitter=0.0)
+    params = fitting.gaussian(release, psi.body)
+    assert drawing.fits(params)
+    drawn, classes = drawing.drawn(params, 600, 0)
+    assert (classes == 1).float().mean().item() == pytest.approx(2 / 3, abs=0.01)
+    for label in (0, 1):
+        real, made = images[labels == label], drawn[classes == label]
+        assert (real.mean(0) - made.mean(0)).abs().mean() < 0.08
+        assert made.mean((1, 2, 3)).std() == pytest.approx(real.mean((1, 2, 3)).std().item(), rel=0.3)
+
+
+def test_noise_alone_has_no_covariance_left():
+    moments, rng = Moments(side=8, frequencies=40), np.random.default_rng(0)
+    noise = rng.normal(size=(40, 40)) * 0.1
+    symmetric = torch.from_numpy((noise + noise.T) / math.sqrt(2))
+    signal = torch.zeros(40, 40, dtype=torch.float64)
+    signal[0, 0] = 5.0
+    root = fitting._root(signal + symmetric, 0.1)
+    kept = torch.linalg.eigvalsh(root @ root.T)
+    assert moments.coordinates == 40
+    assert kept[-1] == pytest.approx(5.0, rel=0.1)
+    assert kept[-2] < 0.1  # of a noise whose largest eigenvalue is above 1
+
+
+def test_a_network_is_fitted_to_its_release_class_by_class():
+    images, labels = bars(300)
+    psi = Psi(body=Embedding(side=8, features=396), classes=2, examples=300)
+    network = Network(generator=ConvGenerator(side=8, latent=8, hidden=32, widths=(32, 16), classes=2))
+    params = Fit(steps=150, batch=100, rate=3e-3)(released(psi, images, labels), network)
+    assert network.fits(params)
+    drawn, classes = network.drawn(params, 300, 0)
+    assert (classes == 1).float().mean().item() == pytest.approx(2 / 3, abs=0.04)
+    for label in (0, 1):
+        assert (images[labels == label].mean(0) - drawn[classes == label].mean(0)).abs().mean() < 0.25
+
+
+def test_images_without_labels_are_fitted_too():
+    images, _ = bars(60)
+    psi = Psi(body=Embedding(side=8, features=102), examples=60)
+    network = Network(generator=ConvGenerator(side=8, latent=4, hidden=16, widths=(16, 8)))
+    release = Release(psi=psi, blocks=psi(unit(images)), noise=0.0)
+    drawn, classes = network.drawn(Fit(steps=3, batch=20)(release, network), 7, 0)
+    assert drawn.shape == (7, 1, 8, 8)
+    assert classes is None
+
+
+def test_a_batch_that_repeats_itself_gains_nothing_by_its_size():
+    """The part of |mean|^2 that comes from few images is taken off: else one image again and again would be best."""
+    psi = Psi(body=Embedding(side=8, features=1998), several=False, examples=1)
+    images, _ = bars(400)
+    release = Release(psi=psi, blocks={BODY: psi.weights[BODY] * psi.body(images).mean(0)[None]}, noise=0.0)
+    small, large = (
+        torch.stack(
+            [fitting._Target(release, size, "cpu").distance(images[torch.randperm(400)[:size]]) for _ in range(60)]
+        ).mean()
+        for size in (10, 200)
+    )
+    assert float(small) == pytest.approx(float(large), abs=0.2 * abs(float(large)))
+
+
+def test_a_class_that_is_empty_is_not_drawn():
+    images, labels = bars(90)
+    psi = Psi(body=Moments(side=8, frequencies=20), classes=3, several=False, examples=1)
+    release = released(psi, images, labels)
+    assert release.shares.tolist() == pytest.approx([1 / 3, 2 / 3, 0], abs=1e-4)
+    _, classes = Gaussian(moments=psi.body, known=3).drawn(fitting.gaussian(release, psi.body), 90, 0)
+    assert set(classes.tolist()) == {0, 1}
+
+
+def test_a_fit_that_diverges_says_so():
+    psi = Psi(body=Embedding(side=8, features=42), examples=3)
+    network = Network(generator=ConvGenerator(side=8, latent=4, hidden=8, widths=(8,)))
+    blocks = {name: torch.full(shape, math.nan) for name, shape in psi.shapes.items()}
+    with pytest.raises(DivergedError, match="The release is kept"):
+        Fit(steps=2, batch=8)(Release(psi=psi, blocks=blocks, noise=1.0), network)
+
+
+# Runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished look at the digits."""
+    folder = tmp_path_factory.mktemp("look")
+    assert fedlens("run", written(folder, LOOK), "--out", folder / "runs").code == 0
+    (found,) = (folder / "runs").glob("once-*")
+    return found
+
+
+def test_a_look_is_one_release_and_costs_what_it_was_to_cost(run):
+    recipe = Recipe.open(run / "recipe.toml")
+    assert recipe.plans["train"].releases == 1
+    model = opening.opened(run / "all" / "model.safetensors")
+    assert model.guarantee.epsilon <= 8.0
+    assert model.guarantee.epsilon == pytest.approx(8.0, abs=0.01)
+
+
+def test_the_release_says_how_noisy_it_is(run):
+    recipe, look = Recipe.open(run / "recipe.toml"), looks.Look.open(run / "all" / "look.safetensors")
+    plan = recipe.plans["train"]
+    assert look.release.noise == pytest.approx(plan.noise_multiplier * 1.0 / 40)
+    assert look.release.psi == looks.psi(recipe)
+    assert look.guarantee == opening.opened(run / "all" / "model.safetensors").guarantee
+
+
+def test_the_noise_in_a_look_is_what_it_says(tmp_path):
+    """Two looks at the same data differ by sqrt(2) times the noise, in every number."""
+    first, second = (
+        fedlens("run", written(tmp_path, LOOK), "--out", tmp_path / str(seed), "--simulate", seed) for seed in (1, 2)
+    )
+    assert (first.code, second.code) == (0, 0)
+    one, other = (looks.Look.open(next(tmp_path.glob(f"{seed}/once-*/all/look.safetensors"))) for seed in (1, 2))
+    apart = torch.cat(
+        [(one.release.blocks[name] - other.release.blocks[name]).flatten() for name in one.release.blocks]
+    )
+    assert float(apart.std()) == pytest.approx(math.sqrt(2) * one.release.noise, rel=0.05)
+
+
+def test_another_generator_is_fitted_for_free(run, tmp_path):
+    told = answer("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again")
+    again, first = (opening.opened(path / "model.safetensors") for path in (tmp_path / "again", run / "all"))
+    assert told["guarantee"]["epsilon"] == first.guarantee.to_dict()["epsilon"]
+    assert torch.equal(again.sampled(5, 0).images, first.sampled(5, 0).images)
+    assert fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again").code == 2  # not overwritten
+
+
+def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
+    sets = [word for setting in EMBEDDED for word in ("--set", setting)]
+    report = answer("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)
+    assert len(report["runs"]) == 1
+    (found,) = (tmp_path / "runs").glob("once-*")
+    told = answer("sample", found / "all", "--count", 12, "--to", tmp_path / "some.safetensors")
+    assert told["guarantee"]["unverified"] == ""
+    tree, _ = tensorfiles.read(tmp_path / "some.safetensors")
+    assert tree["images"].shape == (12, 1, 8, 8)
+    assert tree["classes"].shape == (12,)
+
+
+def test_a_release_whose_generator_fails_is_kept_and_the_run_goes_on(tmp_path, monkeypatch):
+    failing = [*EMBEDDED, "look.rate=1.0"]
+    sets = [word for setting in failing for word in ("--set", setting)]
+
+    def diverged(*given, **named):
+        raise DivergedError("Expected it to stay finite; the fit diverged.")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Fit, "__call__", diverged)
+        done = fedlens("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)
+    assert done.code != 0
+    (found,) = (tmp_path / "runs").glob("once-*")
+    before = (found / "all" / "look.safetensors").read_bytes()
+    spent = Ledger(tmp_path / "runs" / "ledger.sqlite").spent(f"{found.name}/all", "train")
+    assert fedlens("run", "--resume", found).code == 0
+    assert Ledger(tmp_path / "runs" / "ledger.sqlite").spent(f"{found.name}/all", "train") == spent == 1
+    (tmp_path / "before.safetensors").write_bytes(before)
+    blocks = (
+        tensorfiles.read(path)[0] for path in (tmp_path / "before.safetensors", found / "all" / "look.safetensors")
+    )
+    first, second = blocks
+    assert all(torch.equal(leaf, second[name]) for name, leaf in first.items())
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("privacy.rounds=2", "privacy.rounds is 2"),
+        ("privacy.clip=0.5", "privacy.clip is 0.5"),
+        ("look.frequencies=65", "Expected 2 to 64 frequencies"),
+        ("look.features=20", "look.features is not used here"),
+        ("model.critic_widths=[8]", "model.critic_widths is not used here"),
+    ],
+)
+def test_what_does_not_go_with_a_look_is_named(override, problem):
+    with pytest.raises(RecipeError) as error:
+        Recipe.parsed(LOOK, [override])
+    assert problem.lower() in str(error.value).lower()
+
+
+def test_settings_of_a_look_do_not_go_with_another_algorithm():
+    with pytest.raises(RecipeError, match=r"look\.jitter is not used here"):
+        Recipe.parsed(LOOK.replace('algorithm = "look"\n', ""), ["look.jitter=0.2"])
+
+
+@pytest.mark.parametrize("spoilt", ["another psi", "a block less", "no number", "another noise"])
+def test_a_look_that_was_spoilt_is_refused(run, tmp_path, spoilt):
+    path = tmp_path / "look.safetensors"
+    shutil.copy(run / "all" / "look.safetensors", path)
+    blocks, about = tensorfiles.read(path)
+    if spoilt == "another psi":
+        about["psi"]["classes"] = 7
+    elif spoilt == "a block less":
+        blocks.pop(LABELS)
+    elif spoilt == "no number":
+        blocks[BODY][0, 0] = math.nan
+    else:
+        about["noise"] = -1.0
+    tensorfiles.write(path, blocks, about)
+    done = fedlens("fit", path, "--to", tmp_path / "again")
+    assert done.code == 2
+    assert "look.safetensors" in done.err
+
+
+# The command
+
+
+def test_a_look_needs_no_recipe(tmp_path):
+    told = answer("look", "digits", "--epsilon", 8, "--out", tmp_path / "runs")
+    assert told["guarantee"]["epsilon"] == pytest.approx(8.0, abs=0.01)
+    (found,) = (tmp_path / "runs").glob("look-*")
+    assert opening.opened(found / "all" / "model.safetensors").sampled(5, 0).classes is not None
+
+
+def test_what_is_not_known_of_data_is_asked_for(tmp_path):
+    done = fedlens("look", tmp_path / "some.npz", "--out", tmp_path / "runs")
+    assert done.code == 2
+    assert "Expected --side and --units" in done.err
+
+
+def colourful(path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (90, 3, 8, 8), dtype=np.uint8)
+    np.savez(path, x=images, user=np.arange(90) % 30)
+
+
+def test_colour_without_labels_is_looked_at(tmp_path):
+    colourful(tmp_path / "some.npz")
+    known = ["--units", 30, "--side", 8, "--channels", 3, "--epsilon", 50]
+    assert fedlens("look", tmp_path / "some.npz", *known, "--out", tmp_path / "runs").code == 0
+    (found,) = (tmp_path / "runs").glob("look-*")
+    drawn = opening.opened(found / "all" / "model.safetensors").sampled(5, 0)
+    assert drawn.images.shape == (5, 3, 8, 8)
+    assert drawn.classes is None
+
+
+def test_colour_where_grey_is_expected_costs_nothing(tmp_path):
+    colourful(tmp_path / "some.npz")
+    done = fedlens("look", tmp_path / "some.npz", "--units", 30, "--side", 8, "--out", tmp_path / "runs")
+    assert done.code == 2
+    assert "its images are of channels 3" in done.err
+    assert not list((tmp_path / "runs").glob("look-*"))
+
+
+def test_an_example_is_protected_where_that_is_asked_for(tmp_path):
+    colourful(tmp_path / "some.npz")
+    known = ["--units", 90, "--side", 8, "--channels", 3, "--epsilon", 50, "--unit", "example"]
+    told = answer("look", tmp_path / "some.npz", *known, "--out", tmp_path / "runs")
+    assert "example" in json.dumps(told["guarantee"])
+    (found,) = (tmp_path / "runs").glob("look-*")
+    assert not looks.Look.open(found / "all" / "look.safetensors").release.psi.several
+
+
+def test_a_user_alone_is_not_looked_at(tmp_path):
+    """Nor with one image: a noisy count says that too few are there."""
+    np.savez(tmp_path / "one.npz", x=np.zeros((1, 8, 8), np.uint8), user=np.zeros(1, np.int64))
+    done = fedlens("look", tmp_path / "one.npz", "--units", 30, "--side", 8, "--out", tmp_path / "runs")
+    assert done.code == 0
+    (found,) = (tmp_path / "runs").glob("look-*")
+    assert not (found / "all" / "look.safetensors").exists()
+
+
+def test_images_that_are_all_equal_are_drawn_alike(tmp_path):
+    np.savez(tmp_path / "same.npz", x=np.full((200, 8, 8), 200, np.uint8), user=np.arange(200) % 100)
+    known = ["--units", 100, "--side", 8, "--epsilon", 100]
+    assert fedlens("look", tmp_path / "same.npz", *known, "--out", tmp_path / "runs").code == 0
+    (found,) = (tmp_path / "runs").glob("look-*")
+    drawn = opening.opened(found / "all" / "model.safetensors").sampled(50, 0).images
+    assert float(drawn.mean()) == pytest.approx(200 / 127.5 - 1, abs=0.15)
+
+
+def test_two_groups_are_compared_by_their_looks(tmp_path):
+    recipe = LOOK.replace("deal_to = 40", 'deal_to = 100\nbug = { kind = "inverted", fraction = 0.5, mark = "odd" }')
+    recipe = recipe.replace(
+        '[selections.all]\nby = "everyone"',
+        '[selections.a]\nby = "attribute"\nattribute = "odd"\n'
+        'values = [1]\n[selections.b]\nby = "attribute"\nattribute = "odd"\nvalues = [0]',
+    )
+    recipe = recipe.replace("units = 40", "units = 50").replace("population = 40", "population = 100")
+    recipe = recipe.replace('task = "T1"', 'task = "T4"')
+    report = answer("run", written(tmp_path, recipe), "--out", tmp_path / "runs")
+    assert report["findings"][0]["kind"] == "inverted"
+
+
+def test_a_seed_gives_the_same_look_again(tmp_path):
+    for out in ("a", "b"):
+        assert fedlens("run", written(tmp_path, LOOK), "--out", tmp_path / out, "--simulate", 3).code == 0
+    one, other = (looks.Look.open(next(tmp_path.glob(f"{out}/once-*/all/look.safetensors"))) for out in ("a", "b"))
+    assert all(torch.equal(leaf, other.release.blocks[name]) for name, leaf in one.release.blocks.items())
+
+
+def test_sizes_follow_from_public_numbers():
+    sizes = [looks.psi(Recipe.parsed(LOOK, [f"privacy.epsilon={e}"])).body.frequencies for e in (0.5, 2, 8, 50)]
+    assert sizes == sorted(sizes)
+    assert sizes[0] < sizes[-1] <= 64
+    assert dataclasses.replace(looks.psi(Recipe.parsed(LOOK)), examples=3).examples == 3
