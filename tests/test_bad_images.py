@@ -179,7 +179,7 @@ ATTRIBUTE = '[selections.new]\nby = "attribute"\nattribute = "version"\nvalues =
 VERSION = {"more": 'attributes = ["version"]'}
 BAD_DATA = {
     "images of mixed sizes": ({"x": mixed_sizes()}, ["d.npz"]),
-    "colour": ({"x": np.zeros((ROWS, 3, SIDE, SIDE), np.uint8)}, [r"\(3, 8, 8\)"]),
+    "colour": ({"x": np.zeros((ROWS, 3, SIDE, SIDE), np.uint8)}, ["channels 3"]),
     "colour, channels last": ({"x": np.zeros((ROWS, SIDE, SIDE, 3), np.uint8)}, [r"\(8, 8, 3\)"]),
     "another size": ({"x": np.zeros((ROWS, 12, 12), np.uint8)}, ["side"]),
     "a label no conditional model knows": ({"model": "classes = 10", "y": with_label(10)}, ["their owner says"]),

@@ -25,6 +25,7 @@ from fedlens.algorithms import (
     HeadCount,
     HeavyWords,
     Ngrams,
+    OneLook,
     Sgd,
     rebuilt,
     settings,
@@ -42,6 +43,9 @@ from fedlens.curators.simulated import Question, SimulatedCurator, _named
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
+from fedlens.models.looks.embedding import Embedding
+from fedlens.models.looks.moments import Moments
+from fedlens.models.looks.psi import Psi
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.words import spelled
 from fedlens.privacy import Balanced, Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
@@ -237,6 +241,12 @@ def pictures():
     return Population.from_arrays("pictures", {"x": x.astype(np.float32)}, COUNTS)
 
 
+def labelled():
+    """One label is none of two classes."""
+    named = pictures()
+    return dataclasses.replace(named, columns=named.columns | {"y": np.arange(COUNTS.sum(), dtype=np.int64) % 3})
+
+
 def speakers(width=8):
     words = (["the", "cat", "a", "it is", "cats"] * 5)[: COUNTS.sum()]
     x = np.array([spelled(word, width) for word in words], np.int16)
@@ -284,6 +294,19 @@ CASES = {
         bound=L2Clip(norm=1.0),
         releases=1,
         exact=True,
+    ),
+    "look": lambda: Case(
+        algorithm=OneLook.configured(asked(Psi(body=Moments(side=8, frequencies=6), classes=2, examples=3))),
+        population=labelled(),
+        bound=L2Clip(norm=1.0),
+        releases=1,
+    ),
+    "look, embedding, examples": lambda: Case(
+        algorithm=OneLook.configured(asked(Psi(body=Embedding(side=8, features=18), several=False, examples=1))),
+        population=pictures().by_example(),
+        bound=L2Clip(norm=1.0),
+        unit=Unit.EXAMPLE,
+        releases=1,
     ),
     "head-count": lambda: Case(
         algorithm=HeadCount(), population=pictures(), bound=L2Clip(norm=1.0), releases=1, exact=True

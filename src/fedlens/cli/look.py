@@ -1,5 +1,6 @@
 """The shortest way from data to pictures: one release, and generators that are fitted to it."""
 
+import dataclasses
 import pathlib
 import shlex
 from typing import Annotated, Any
@@ -104,6 +105,7 @@ def fit(
     """Fit another generator to a look that was released before: free."""
     from fedlens.media.images import looks
     from fedlens.models.looks.fitting import Fit
+    from fedlens.privacy.guarantee import UNVERIFIED
     from fedlens.runs.run import default_device
 
     opened = looks.Look.open(release)
@@ -113,5 +115,8 @@ def fit(
         raise ValueError(f"Expected no file at {path}; it would be overwritten.")
     to.mkdir(parents=True, exist_ok=True)
     model.save(path)
-    text = f"Wrote {path}: {model.guarantee.headline}. Next: fedlens sample {shlex.quote(str(to))}"
-    say({"model": str(path), "guarantee": model.guarantee.to_dict()}, text, as_json)
+    promise = dataclasses.replace(
+        model.guarantee, unverified=UNVERIFIED
+    )  # the ledger knows a run's model, not its look
+    text = f"Wrote {path}: {promise.headline}. Next: fedlens sample {shlex.quote(str(to))}"
+    say({"model": str(path), "guarantee": promise.to_dict()}, text, as_json)
