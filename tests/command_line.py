@@ -1,6 +1,7 @@
 """The command line, run in this process or in one of its own, and what it printed."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import sys
 import types
 
 import pytest
+import typer.main
 
 from fedlens import cli
 from fedlens.runs import folder as run_folders
@@ -17,11 +19,15 @@ GUARANTEE = {"epsilon", "delta", "unit", "neighbours", "sampling", "accountant",
 SECRET = "987654321"  # an id that nobody may quote
 
 
+made_once = functools.cache(typer.main.get_command)  # of sixty commands, most of which nobody calls
+
+
 def fedlens(*arguments, err=None):
     """Runs the command line in this process."""
     out, err = io.StringIO(), err or io.StringIO()
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patched.setattr(sys, "argv", ["fedlens", *map(str, arguments)])
+        patched.setattr(typer.main, "get_command", made_once)
         with pytest.raises(SystemExit) as left:
             cli.main()
     return types.SimpleNamespace(code=left.value.code or 0, out=out.getvalue(), err=err.getvalue())

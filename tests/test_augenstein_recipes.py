@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import toys
 from typer.testing import CliRunner
 
 from fedlens.algorithms import Sgd
@@ -26,6 +27,7 @@ BY_EXAMPLE = ["figure7_by_example_bug", "figure8_by_example_fixed"]
 EVERY = [*BY_USER, *BY_EXAMPLE]
 PAPERS = pathlib.Path(__file__).parents[1] / "docs" / "papers.md"
 # What a network of the paper's would take hours for on one core takes a second.
+steady = toys.steady()
 TINY = [
     "privacy.rounds=1",
     "privacy.minimum_users=1",

@@ -196,7 +196,7 @@ def test_what_went_in_comes_out(tmp_path, rows, form, step, monkeypatch):
     assert held_by(Population.open(tmp_path / "out")) == held(rows)
     assert population.columns["x"].shape == (40, 1, SIDE, SIDE)
     assert (population.columns["x"].dtype, population.columns["y"].dtype) == (np.uint8, np.int64)
-    assert data.checked(population) == []
+    assert data.READING.checked(population) == []
     assert SECRET not in repr(population)
     kept = b"".join(path.read_bytes() for path in (tmp_path / "out").iterdir())
     assert SECRET.encode() not in kept
