@@ -25,7 +25,7 @@ SMALL = (
 
 def row(kind, name, **changes):
     return Row(
-        **{"name": name, "kind": kind, "epsilon": 8, "recipe": "demo_images.toml", "sets": SMALL, "seeds": 2} | changes
+        **{"name": name, "kind": kind, "epsilon": 8, "recipe": "digits_gan.toml", "sets": SMALL, "seeds": 2} | changes
     )
 
 

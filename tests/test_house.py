@@ -123,7 +123,7 @@ def test_a_new_algorithm_is_one_file_and_one_line(house, tmp_path):
     with_line(table, "    Ngrams.name: Ngrams,\n", "    HalvedGan.name: HalvedGan,\n")
     imported = "from fedlens.algorithms.halved_gan import HalvedGan\n"  # or the line could not be read
     with_line(table, "from fedlens.algorithms.fedavg_gan import FedAvgGan\n", imported)
-    demo = (SOURCE / "recipes" / "files" / "demo_images.toml").read_text()
+    demo = (SOURCE / "recipes" / "files" / "digits_gan.toml").read_text()
     (tmp_path / "recipe.toml").write_text('algorithm = "halved-gan"\n' + demo)
     settings = ["privacy.rounds=2", "privacy.minimum_units=1", "privacy.count_noise=1.0", "primary.epochs=3"]
     small = [word for setting in settings for word in ("--set", setting)]

@@ -698,8 +698,8 @@ def finished(recipe, folder):
     return run.executed(lambda *facts: None)
 
 
-def test_the_recipe_of_the_demo_runs_a_few_rounds(tmp_path):
-    (path,) = [path for path in FILES if path.stem == "demo_images"]
+def test_the_recipe_of_trained_digits_runs_a_few_rounds(tmp_path):
+    (path,) = [path for path in FILES if path.stem == "digits_gan"]
     report = finished(Recipe.open(path, ["privacy.rounds=2"]), tmp_path)
     assert {run["label"] for run in report.runs} == {"low", "high"}
     assert [run["releases"] for run in report.runs] == [3, 3]

@@ -32,6 +32,7 @@ from fedlens.recipes.tables import Settings
 
 FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
+ENOUGH = 150  # units for each unit of noise: with fewer, means are seen better than how much images vary
 RULES: tuple[Rule, ...] = (
     (LookSettings, "family examples readable", lambda _, recipe: _is_look(recipe), "algorithm = 'look'"),
     (LookSettings, "frequencies jitter", lambda look, recipe: _is_look(recipe, "moments"), "look.family = 'moments'"),
@@ -79,10 +80,11 @@ def _moments(recipe: Settings) -> Moments:
     """As many frequencies as the noise leaves to be seen: a covariance has about the square of their number."""
     p, table = recipe.privacy, look(recipe)
     noise = p.noise_multiplier or 3.7 / (p.epsilon or 1.0)  # about that of one release
-    seen = 2 * math.sqrt(p.units / max(noise, 1e-3))
+    signal = p.units / max(noise, 1e-3)
     most = min(MOST_FREQUENCIES, side(recipe) ** 2)
-    number = table.frequencies or min(max(round(seen), 16), most)
-    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number)
+    factor, spread = (4, 0.7) if signal > ENOUGH else (2, 0.3)
+    number = table.frequencies or min(max(round(factor * math.sqrt(signal)), 16), most)
+    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number, spread=spread)
 
 
 def drawing(recipe: Settings) -> Network | Gaussian:

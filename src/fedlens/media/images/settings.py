@@ -50,7 +50,7 @@ class LookSettings(Table):
 
     family: Literal["moments", "embedding"] = "moments"  # a GPU, or minutes, are needed for an embedding
     frequencies: PositiveInt | None = None  # moments: of each channel; by default from units, noise and side
-    jitter: Annotated[float, Field(ge=0, le=1)] = 0.15  # moments: how far drawn images are turned, moved and scaled
+    jitter: Annotated[float, Field(ge=0, le=1)] = 0.1  # moments: how far drawn images are turned, moved and scaled
     features: PositiveInt = 21_000  # embedding: a multiple of 6
     steps: PositiveInt = 2000  # embedding: of the generator's fit, as the next two
     batch: PositiveInt = 1000

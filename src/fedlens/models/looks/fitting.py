@@ -1,6 +1,7 @@
 """From a look to a generator: free, at any time, by anyone who has the release."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 
@@ -38,24 +39,39 @@ class Release:
     def body_noise(self) -> float:
         return self.noise / self.psi.weights[BODY]
 
-    @property
+    @functools.cached_property
     def shares(self) -> torch.Tensor:
-        """Of the classes: the nearest ones that add up to 1, of which none is negative."""
+        """Of the classes, from all that tells about them: the histogram of labels and, of moments, the counts."""
         if not self.psi.classes:
             return torch.ones(1)
-        return torch.from_numpy(nearest_shares(self.blocks[LABELS].double().cpu().numpy())).float()
+        told = [(self.blocks[LABELS] / self.psi.weights[LABELS], self.noise / self.psi.weights[LABELS])]
+        if isinstance(self.psi.body, Moments):
+            told.append((self.psi.body.read(self.body)[0], self.body_noise * self.psi.body.noise_of_counts))
+        totals = [max(float(counts.sum()), 1e-9) for counts, _ in told]
+        errors = np.array([noise / total for total, (_, noise) in zip(totals, told, strict=True)])
+        trust = 1 / np.maximum(errors, 1e-12) ** 2
+        means = [counts.double().cpu().numpy() / total for total, (counts, _) in zip(totals, told, strict=True)]
+        shares = sum(weight * mean for weight, mean in zip(trust / trust.sum(), means, strict=True))
+        return torch.from_numpy(nearest_shares(shares, float(trust.sum() ** -0.5))).float()
 
 
-def nearest_shares(noisy: np.ndarray) -> np.ndarray:
-    """The Euclidean projection onto shares, after scaling to a sum of 1.
+def nearest_shares(noisy: np.ndarray, noise: float) -> np.ndarray:
+    """Shares that are not negative and add up to 1, as far from equal ones as noise does not explain.
 
-    >>> nearest_shares(np.array([0.3, 0.1, -0.1, 0.1])).round(2).tolist()
-    [0.6, 0.2, 0.0, 0.2]
+    Drawn towards equal shares (James and Stein 1961), then projected.
+
+    >>> nearest_shares(np.array([0.6, 0.2, -0.1, 0.3]), 0.0).round(3).tolist()
+    [0.567, 0.167, 0.0, 0.267]
+    >>> nearest_shares(np.array([0.3, 0.2, 0.3, 0.2]), 0.1).tolist()
+    [0.25, 0.25, 0.25, 0.25]
     """
-    scaled = noisy / max(noisy.sum(), 1e-9)
-    falling = np.sort(scaled)[::-1]
-    excess = (np.cumsum(falling) - 1) / np.arange(1, len(scaled) + 1)
-    shares: np.ndarray = np.maximum(scaled - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)
+    equal = 1 / len(noisy)
+    apart = noisy - equal
+    explained = max(len(noisy) - 3, 1) * noise**2 / max(float(apart @ apart), 1e-12)
+    drawn = equal + max(0.0, 1 - explained) * apart
+    falling = np.sort(drawn)[::-1]
+    excess = (np.cumsum(falling) - 1) / np.arange(1, len(drawn) + 1)
+    shares: np.ndarray = np.maximum(drawn - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)
     return shares
 
 
@@ -63,18 +79,30 @@ def nearest_shares(noisy: np.ndarray) -> np.ndarray:
 
 
 def gaussian(release: Release, moments: Moments) -> Tree:
-    """The weights of a `Gaussian`: means, and covariances without the part that noise explains."""
+    """The weights of a `Gaussian`: means, and covariances without the part that noise explains.
+
+    A class's covariance differs from that of all classes by as much as noise does not explain (James and Stein 1961).
+    """
     counts, sums, products = moments.read(release.body.double())
     total = counts.sum().clamp(min=1e-9)
-    noise = release.body_noise * moments.noise_of_products
-    means, factors = [], []
-    for count, first, second in zip(counts, sums, products, strict=True):
-        size = count.clamp(min=_LEAST_SHARE * float(total))
-        mean = first / size
-        covariance = second / size - torch.outer(mean, mean)
-        means.append(mean)
-        factors.append(_root(covariance, float(noise / size)))
-    return {"shares": release.shares, "mean": torch.stack(means).float(), "factor": torch.stack(factors).float()}
+    shares = release.shares.double().clamp(min=_LEAST_SHARE)
+    noises = release.body_noise * moments.noise_of_products / (shares * total)
+    means = sums / (shares * total)[:, None]
+    covariances = products / (shares * total)[:, None, None] - means[:, :, None] * means[:, None, :]
+    pooled = (shares[:, None, None] * covariances).sum(0) / shares.sum()
+    pooled_noise = float((shares * noises).norm() / shares.sum())
+    factors = [
+        _root(*_towards(pooled, pooled_noise, own, float(noise)))
+        for own, noise in zip(covariances, noises, strict=True)
+    ]
+    return {"shares": release.shares, "mean": means.float(), "factor": torch.stack(factors).float()}
+
+
+def _towards(pooled: torch.Tensor, pooled_noise: float, own: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
+    """A noisy symmetric matrix, drawn towards another, and how noisy the result is."""
+    apart = (own - pooled).square().sum()
+    kept = float((1 - own.numel() * noise**2 / apart.clamp(min=1e-18)).clamp(0, 1))
+    return pooled + kept * (own - pooled), math.hypot(kept * noise, (1 - kept) * pooled_noise)
 
 
 def _root(covariance: torch.Tensor, noise: float) -> torch.Tensor:

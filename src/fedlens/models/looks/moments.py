@@ -10,7 +10,7 @@ import math
 
 import torch
 
-_WEIGHTS = 0.1, 0.4, 0.5  # squared norms of count, mean and second moment: all of 1
+_COUNT = 0.05  # of the squared norm; mean and second moment share the rest
 _BRIGHTNESS = 0.25  # of the squared norm of a point, for the mean level; the rest is for what is not even
 
 
@@ -19,13 +19,17 @@ class Moments:
     side: int
     channels: int = 1
     frequencies: int = 100  # of each channel
-    contrast: float = 0.75  # standard deviation of pixels; images with more are drawn with this much
+    contrast: float = 0.6  # standard deviation of pixels; images with more are drawn with this much
+
+    spread: float = 0.7  # of the squared norm, for the second moment: what noise leaves to be seen
 
     def __post_init__(self) -> None:
         if not 2 <= self.frequencies <= self.side**2:
             raise ValueError(f"Expected 2 to {self.side**2} frequencies for images of side {self.side}.")
         if not 0 < self.contrast <= 1:
             raise ValueError("Expected a contrast above 0, and of 1 at most.")
+        if not 0 < self.spread < 1 - _COUNT:
+            raise ValueError(f"Expected a spread above 0 and below {1 - _COUNT}.")
 
     @property
     def coordinates(self) -> int:
@@ -38,7 +42,7 @@ class Moments:
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """[n, size] of [n, channels, side, side]; each row has norm 1 at most."""
         v = self.points(images)
-        count, mean, second = (math.sqrt(weight) for weight in _WEIGHTS)
+        count, mean, second = self._weights
         rows, columns, twice = _pairs(self.coordinates, str(images.device))
         products = v[:, rows] * v[:, columns] * twice
         return torch.cat([v.new_full((len(v), 1), count), mean * v, second * products], 1)
@@ -63,22 +67,32 @@ class Moments:
         return images
 
     @property
+    def _weights(self) -> tuple[float, float, float]:
+        """The norms of count, mean and second moment: together 1."""
+        return math.sqrt(_COUNT), math.sqrt(1 - _COUNT - self.spread), math.sqrt(self.spread)
+
+    @property
     def _most(self) -> float:
         """The norm of an image that is all white."""
         return self.side * math.sqrt(self.channels)
 
     def read(self, released: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Counts, sums and sums of products, class by class, from mean rows: [k], [k, coordinates], [k, c, c]."""
-        count, mean, second = (math.sqrt(weight) for weight in _WEIGHTS)
+        count, mean, second = self._weights
         rows, columns, twice = _pairs(self.coordinates, str(released.device))
         products = released.new_zeros(len(released), self.coordinates, self.coordinates)
         products[:, rows, columns] = products[:, columns, rows] = released[:, 1 + self.coordinates :] / twice / second
         return released[:, 0] / count, released[:, 1 : 1 + self.coordinates] / mean, products
 
     @property
+    def noise_of_counts(self) -> float:
+        """The noise of a count, per unit of noise in the released numbers."""
+        return 1 / self._weights[0]
+
+    @property
     def noise_of_products(self) -> float:
         """The noise of an off-diagonal entry of the second moments, per unit of noise in the released numbers."""
-        return 1 / math.sqrt(2 * _WEIGHTS[2])
+        return 1 / (math.sqrt(2) * self._weights[2])
 
 
 @functools.lru_cache(maxsize=8)

@@ -13,7 +13,7 @@ from fedlens.models.sizes import check_sizes
 
 BODY, LABELS, SIZE = "body", "labels", "size"
 _SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
-_LABELS, _SIZE = 0.02, 0.005  # of the squared norm
+_LABELS, _SIZE = 0.05, 0.005  # of the squared norm
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,9 @@ class Psi:
     """`body` is what generators are fitted to; `readable` the share of the squared norm that people read from.
 
     A unit's body has no norm that is known beforehand: one with many images of many classes has a small one. So the
-    bodies of units that hold several images are brought to the same norm, and no bound need be chosen. Directions and
-    the proportions of classes are kept; how long the mean is, a generator can do without (see `fitting`).
+    bodies of units that hold several images are brought to the same norm, as are their histograms of labels, and no
+    bound need be chosen. Directions and the proportions of classes are kept; how long the mean is, a generator can do
+    without (see `fitting`).
     """
 
     body: Embedding | Moments
@@ -50,10 +51,10 @@ class Psi:
         share = mask / mask.sum().clamp(min=1.0)
         blocks = {name: share @ block(images) for name, block in READABLE.items()} if self.readable else {}
         kinds = self.kinds(examples["y"], share) if self.classes else share[None]
-        blocks |= {LABELS: kinds.sum(1)} if self.classes else {}
+        even = _even if self.several else torch.Tensor.clone
+        blocks |= {LABELS: even(kinds.sum(1))} if self.classes else {}
         blocks |= {SIZE: _size(mask)} if self.several else {}
-        body = kinds @ self.body(images)
-        blocks[BODY] = body / body.norm().clamp(min=1e-12) if self.several else body
+        blocks[BODY] = even(kinds @ self.body(images))
         return {name: block * self.weights[name] for name, block in blocks.items()}
 
     @property
@@ -71,6 +72,12 @@ class Psi:
     def kinds(self, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """[classes, n]: the shares, sorted by class; a label that is none of the classes counts for none."""
         return (labels == torch.arange(self.classes, device=labels.device)[:, None]) * share
+
+
+def _even(block: torch.Tensor) -> torch.Tensor:
+    """Of norm 1, or nothing."""
+    even: torch.Tensor = block / block.norm().clamp(min=1e-12)
+    return even
 
 
 def _size(mask: torch.Tensor) -> torch.Tensor:
