@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -386,6 +387,57 @@ def test_a_look_that_was_spoilt_is_refused(run, tmp_path, spoilt):
     done = fedlens("fit", path, "--to", tmp_path / "again")
     assert done.code == 2
     assert "look.safetensors" in done.err
+
+
+def hostile(about, **changes):
+    """The header of a look, or of a model, at images of another form."""
+    about = json.loads(json.dumps(about))
+    (about["psi"]["body"] if "psi" in about else about["drawing"]["moments"]).update(changes)
+    return about
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"side": 20_000}, {"side": 2**40}, {"side": -8}, {"channels": 10**6}, {"channels": 10**12}, {"channels": -1}],
+    ids=str,
+)
+@pytest.mark.parametrize("file", ["look", "model"])
+def test_a_header_that_tells_of_huge_images_fills_no_memory(run, tmp_path, monkeypatch, form, file):
+    leaves, about = tensorfiles.read(run / "all" / f"{file}.safetensors")
+    path = tmp_path / f"{file}.safetensors"
+    tensorfiles.write(path, leaves, hostile(about, **form))
+    for make in ("zeros", "full", "empty", "arange"):
+        monkeypatch.setattr(torch, make, lambda *given, **named: pytest.fail("something was made"))
+    with pytest.raises(ValueError, match="Expected"):
+        looks.Look.open(path) if file == "look" else looks.Fitted.open(path)
+
+
+def test_an_embedding_of_countless_features_is_refused_before_anything_is_made(run, tmp_path):
+    blocks, about = tensorfiles.read(run / "all" / "look.safetensors")
+    about["psi"]["body"] = settings(Embedding(side=8)) | {"kind": "Embedding", "features": 6 * 10**12}
+    tensorfiles.write(tmp_path / "look.safetensors", blocks, about)
+    assert fedlens("fit", tmp_path / "look.safetensors", "--to", tmp_path / "again").code == 2
+    with pytest.raises(RecipeError, match="features"):
+        Recipe.parsed(LOOK, ["look.family=embedding", f"look.features={6 * 10**12}"])
+
+
+def test_images_too_small_for_its_convolutions_are_refused_before_anything_is_charged():
+    small = ["look.family=embedding", "model.generator_widths=[8]", "side=3"]
+    with pytest.raises(RecipeError, match="side 4 to"):
+        Recipe.parsed(LOOK, small)
+
+
+def test_the_largest_images_start_a_generator_from_few_pixels():
+    psi = Psi(body=Embedding(side=shapes.MOST_SIDE, features=6))
+    widths = looks.drawing_for(looks_of(psi)).generator.widths
+    assert psi.body.side >> (len(widths) - 1) <= 8
+    small = looks.drawing_for(looks_of(Psi(body=Embedding(side=28, features=6))))
+    assert small.generator.widths == (128, 64, 32)
+
+
+def looks_of(psi):
+    """As far as one asks what may be fitted to it."""
+    return types.SimpleNamespace(release=Release(psi=psi, blocks={}, noise=1.0))
 
 
 # The command

@@ -18,6 +18,7 @@ from fedlens.ledger.provenance import damage_of
 from fedlens.media import protocol
 from fedlens.media.images.samples import Samples
 from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, look, networks, side
+from fedlens.media.images.settings import fitted as fitted_to
 from fedlens.media.protocol import Rule, check_fits
 from fedlens.models.gan import ConvGenerator
 from fedlens.models.looks import fitting
@@ -185,4 +186,6 @@ def drawing_for(release: Look) -> Network | Gaussian:
     if isinstance(asked.body, Moments):
         return Gaussian(moments=asked.body, known=asked.classes, jitter=LookSettings().jitter)
     sizes = {"side": asked.body.side, "channels": asked.body.channels, "classes": asked.classes}
-    return Network(generator=ConvGenerator(latent=64, hidden=256, widths=(128, 64, 32), **sizes))
+    usual = fitted_to(sizes)
+    hidden, widths = usual["generator_hidden"], tuple(usual["generator_widths"])
+    return Network(generator=ConvGenerator(latent=64, hidden=hidden, widths=widths, **sizes))

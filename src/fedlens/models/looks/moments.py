@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from fedlens.models.looks.shapes import check_form
+
 _WEIGHTS = 0.1, 0.4, 0.5  # squared norms of count, mean and second moment: all of 1
 _BRIGHTNESS = 0.25  # of the squared norm of a point, for the mean level; the rest is for what is not even
 
@@ -22,6 +24,7 @@ class Moments:
     contrast: float = 0.75  # standard deviation of pixels; images with more are drawn with this much
 
     def __post_init__(self) -> None:
+        check_form(self.side, self.channels)
         if not 2 <= self.frequencies <= self.side**2:
             raise ValueError(f"Expected 2 to {self.side**2} frequencies for images of side {self.side}.")
         if not 0 < self.contrast <= 1:
