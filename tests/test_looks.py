@@ -14,6 +14,7 @@ from command_line import answer, fedlens, written
 
 from fedlens.algorithms import OneLook, rebuilt, settings
 from fedlens.core import tensorfiles, trees
+from fedlens.curators.engine import Engine
 from fedlens.ledger import Ledger
 from fedlens.media import opening
 from fedlens.media.images import looks
@@ -347,6 +348,23 @@ def test_a_release_whose_generator_fails_is_kept_and_the_run_goes_on(tmp_path, m
     )
     first, second = blocks
     assert all(torch.equal(leaf, second[name]) for name, leaf in first.items())
+
+
+def test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros(tmp_path, monkeypatch):
+    """Asked by another engine it is another question, which is refused: all there is, is what was kept."""
+    with monkeypatch.context() as patched:
+        patched.setattr(looks, "fitted", lambda *given: (_ for _ in ()).throw(DivergedError("Expected it to fit.")))
+        assert fedlens("run", written(tmp_path, LOOK), "--out", tmp_path / "runs").code != 0
+    (found,) = (tmp_path / "runs").glob("once-*")
+    before = (found / "all" / "look.safetensors").read_bytes()
+    (found / "all" / "checkpoint.safetensors").unlink()
+    monkeypatch.setattr(Engine, "measured", lambda *given, **named: Engine(chunk=39))
+    done = fedlens("run", "--resume", found)
+    assert done.code != 0
+    assert "Expected the answer to the look at all" in done.err
+    assert (found / "all" / "look.safetensors").read_bytes() == before
+    assert not (found / "all" / "model.safetensors").exists()
+    assert fedlens("fit", found / "all" / "look.safetensors", "--to", tmp_path / "again").code == 0
 
 
 @pytest.mark.parametrize(

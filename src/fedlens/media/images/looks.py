@@ -153,6 +153,11 @@ class Fitted(protocol.Trained):
 
 def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look:
     """The release in a state, with the noise that its plan gave it."""
+    if not about["rounds"]:  # what was charged, and not answered, would pass for one of zeros
+        raise ValueError(
+            f"Expected the answer to the look at {about['label']}: it is spent, and its checkpoint is gone or of another"
+            f" machine. Where there is a {FILE}, it holds the answer (fedlens fit); else start a new run."
+        )
     plan = about["spending"].plans[-1]
     noise = plan.stddev / plan.expected_contributors
     blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
