@@ -314,6 +314,28 @@ def test_another_generator_is_fitted_for_free(run, tmp_path):
     assert fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again").code == 2  # not overwritten
 
 
+def test_what_was_fitted_again_is_sampled_and_never_passes_for_the_model_of_its_run(run, tmp_path):
+    """Its plans are held against the ledger, which does not know its hash."""
+    assert fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again").code == 0
+    book = ("--ledger", run.parent / "ledger.sqlite")
+    told = answer("sample", tmp_path / "again", "--count", 3, "--to", tmp_path / "some.safetensors", *book)
+    assert told["guarantee"]["unverified"] == UNVERIFIED
+    params, about = tensorfiles.read(tmp_path / "again" / "model.safetensors")
+    tensorfiles.write(tmp_path / "again" / "model.safetensors", params, about | {"refitted": False})
+    done = fedlens("sample", tmp_path / "again", "--count", 3, "--to", tmp_path / "other.safetensors", *book)
+    assert (done.code, "it was changed" in done.err) == (2, True)
+
+
+def test_a_forged_price_of_a_look_is_found_in_what_is_fitted_to_it(run, tmp_path):
+    blocks, about = tensorfiles.read(run / "all" / "look.safetensors")
+    about["spending"]["plans"][-1]["noise_multiplier"] = 1000.0
+    tensorfiles.write(tmp_path / "look.safetensors", blocks, about)
+    assert UNVERIFIED in fedlens("fit", tmp_path / "look.safetensors", "--to", tmp_path / "again").out
+    for options in (("--ledger", run.parent / "ledger.sqlite"), ()):
+        done = fedlens("sample", tmp_path / "again", "--count", 3, "--to", tmp_path / "s.safetensors", *options)
+        assert "Expected the plans that the ledger booked" in done.err if options else UNVERIFIED in done.out
+
+
 def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
     sets = [word for setting in EMBEDDED for word in ("--set", setting)]
     report = answer("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)

@@ -130,6 +130,7 @@ class Fitted(protocol.Trained):
     medium: ClassVar[str] = "images"
     drawing: Network | Gaussian
     generator: Tree = dataclasses.field(repr=False)
+    refitted: bool = False  # after its run: the ledger knows its price, and not its hash
 
     def sampled(self, count: int, seed: int) -> Samples:
         images, classes = self.drawing.drawn(self.generator, count, seed)
@@ -137,7 +138,8 @@ class Fitted(protocol.Trained):
 
     def save(self, path: pathlib.Path) -> None:
         kind = {"kind": type(self.drawing).__name__}
-        tensorfiles.write(path, self.generator, self._header() | {"drawing": kind | settings(self.drawing)})
+        about = {"drawing": kind | settings(self.drawing), "refitted": self.refitted}
+        tensorfiles.write(path, self.generator, self._header() | about)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Fitted":
@@ -146,7 +148,8 @@ class Fitted(protocol.Trained):
         with damage_of(path):
             values = dict(about["drawing"])
             kind = {"Network": Network, "Gaussian": Gaussian}[values.pop("kind")]
-            opened = cls(drawing=from_settings(kind, values), generator=generator, **cls._stated(about))
+            again = about.get("refitted") is True
+            opened = cls(drawing=from_settings(kind, values), generator=generator, refitted=again, **cls._stated(about))
         check_fits(opened.drawing, generator, path)
         return opened
 
@@ -155,8 +158,8 @@ def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> L
     """The release in a state, with the noise that its plan gave it."""
     if not about["rounds"]:  # what was charged, and not answered, would pass for one of zeros
         raise ValueError(
-            f"Expected the answer to the look at {about['label']}: it is spent, and its checkpoint is gone or of another"
-            f" machine. Where there is a {FILE}, it holds the answer (fedlens fit); else start a new run."
+            f"Expected the answer to the look at {about['label']}: it is spent, and its checkpoint is gone or of"
+            f" another machine. Where there is a {FILE}, it holds the answer (fedlens fit); else start a new run."
         )
     plan = about["spending"].plans[-1]
     noise = plan.stddev / plan.expected_contributors
@@ -167,7 +170,7 @@ def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> L
 
 def fitted(recipe: Settings, look_: Look, device: str) -> Fitted:
     """The model of a recipe."""
-    return refitted(look_, drawing(recipe), _fit(recipe), device)
+    return dataclasses.replace(refitted(look_, drawing(recipe), _fit(recipe), device), refitted=False)
 
 
 def _fit(recipe: Settings) -> Fit:
@@ -182,7 +185,7 @@ def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str =
     else:
         params = fit(release.release, drawing, device=device)
     stated = {name: getattr(release, name) for name in release.readers}
-    return Fitted(drawing=drawing, generator=params, **stated)
+    return Fitted(drawing=drawing, generator=params, refitted=True, **stated)
 
 
 def drawing_for(release: Look) -> Network | Gaussian:

@@ -17,9 +17,7 @@ _SEED = 5
 def check_form(side: int, channels: int, least: int = 1) -> None:
     """Of images that can be looked at."""
     if not (least <= side <= MOST_SIDE and 1 <= channels <= MOST_CHANNELS):
-        raise ValueError(
-            f"Expected images of side {least} to {MOST_SIDE}, in 1 to {MOST_CHANNELS} channels."
-        )
+        raise ValueError(f"Expected images of side {least} to {MOST_SIDE}, in 1 to {MOST_CHANNELS} channels.")
 
 
 @functools.lru_cache(maxsize=8)
