@@ -150,6 +150,15 @@ def test_registered_data_are_refused_whatever_they_are_called(tmp_path, real, de
     assert not (tmp_path / "made-evaluation").exists()
 
 
+@pytest.mark.parametrize("declared", ["--public", "--held"])
+def test_registered_data_do_not_pass_for_synthetic_ones(tmp_path, real, declared):
+    """What is called synthetic is measured, and shown: that would be private rows."""
+    book = registered(tmp_path / "out", np.load("made.npz")["images"], np.load("made.npz")["labels"])
+    for samples in ("private.npz", "made.npz", "bare.npz"):
+        refused(evaluated(samples, real, declared, *book), "holds private data, of 'crowd'", "would be a release")
+        assert not list(tmp_path.glob("*-evaluation"))
+
+
 def test_a_ledger_beside_the_models_knows_what_is_private(tmp_path, real, monkeypatch):
     registered(tmp_path / "runs", np.load(real)["x_test"], np.load(real)["y_test"])
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "another"))
@@ -161,7 +170,7 @@ def test_a_ledger_beside_the_models_knows_what_is_private(tmp_path, real, monkey
 
 
 def test_other_data_of_the_same_kind_pass_beside_a_ledger(tmp_path, real):
-    book = registered(tmp_path / "out", np.load("made.npz")["images"], np.load("made.npz")["labels"])
+    book = registered(tmp_path / "out", 255 - np.load("made.npz")["images"], np.load("made.npz")["labels"])
     assert evaluated("made.npz", real, "--held", *book).code == 0
 
 

@@ -293,6 +293,48 @@ MUTATIONS = {
         "joint=self.recipe.guarantee([book.spending(account) for account in self._accounts()]),",
         "test_runs.py::test_the_price_in_the_report_does_not_tell_whether_a_group_was_too_small[100]",
     ),
+    "the images that are not there, in a look": (
+        "models/looks/psi.py",
+        "share = mask / mask.sum().clamp(min=1.0)",
+        "share = torch.full_like(mask, 1 / len(mask))",
+        "test_looks.py::test_images_that_are_masked_are_not_seen",
+    ),
+    "the weights of a look, which add up to 1": (
+        "models/looks/psi.py",
+        "BODY: 1 - sum(squares.values())",
+        "BODY: 1.0",
+        "test_looks.py::test_no_unit_sends_more_than_norm_1",
+    ),
+    "the norm that bodies are brought to": (
+        "models/looks/psi.py",
+        "body / body.norm().clamp(min=1e-12) if self.several else body",
+        "len(mask) * body if self.several else body",
+        "test_looks.py::test_no_unit_sends_more_than_norm_1",
+    ),
+    "the noise that a look is told with": (
+        "media/images/looks.py",
+        "noise = plan.stddev / plan.expected_contributors",
+        "noise = plan.stddev",
+        "test_looks.py::test_the_release_says_how_noisy_it_is",
+    ),
+    "the answer of a look": (
+        "media/images/looks.py",
+        'if not about["rounds"]:',
+        "if False:",
+        "test_looks.py::test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros",
+    ),
+    "the doubt about what was fitted again": (
+        "runs/reporting.py",
+        'return doubt or ("it was fitted after its run, to whatever its maker had" if again else "")',
+        "return doubt",
+        "test_looks.py::test_what_was_fitted_again_is_sampled_and_never_passes_for_the_model_of_its_run",
+    ),
+    "the prints of what is called synthetic": (
+        "cli/evaluate.py",
+        '[samples] if samples.suffix == ".npz" else []',
+        "[]",
+        "test_evaluation_cli.py::test_registered_data_do_not_pass_for_synthetic_ones[--held]",
+    ),
     "the leave": (
         "ledger/requests.py",
         "if budget is None or not budget.review:",

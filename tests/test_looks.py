@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from command_line import answer, fedlens, written
 
 from fedlens.algorithms import OneLook, rebuilt, settings
 from fedlens.core import tensorfiles, trees
+from fedlens.curators.engine import Engine
 from fedlens.ledger import Ledger
 from fedlens.media import opening
 from fedlens.media.images import looks
@@ -312,6 +314,28 @@ def test_another_generator_is_fitted_for_free(run, tmp_path):
     assert fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again").code == 2  # not overwritten
 
 
+def test_what_was_fitted_again_is_sampled_and_never_passes_for_the_model_of_its_run(run, tmp_path):
+    """Its plans are held against the ledger, which does not know its hash."""
+    assert fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again").code == 0
+    book = ("--ledger", run.parent / "ledger.sqlite")
+    told = answer("sample", tmp_path / "again", "--count", 3, "--to", tmp_path / "some.safetensors", *book)
+    assert told["guarantee"]["unverified"] == UNVERIFIED
+    params, about = tensorfiles.read(tmp_path / "again" / "model.safetensors")
+    tensorfiles.write(tmp_path / "again" / "model.safetensors", params, about | {"refitted": False})
+    done = fedlens("sample", tmp_path / "again", "--count", 3, "--to", tmp_path / "other.safetensors", *book)
+    assert (done.code, "it was changed" in done.err) == (2, True)
+
+
+def test_a_forged_price_of_a_look_is_found_in_what_is_fitted_to_it(run, tmp_path):
+    blocks, about = tensorfiles.read(run / "all" / "look.safetensors")
+    about["spending"]["plans"][-1]["noise_multiplier"] = 1000.0
+    tensorfiles.write(tmp_path / "look.safetensors", blocks, about)
+    assert UNVERIFIED in fedlens("fit", tmp_path / "look.safetensors", "--to", tmp_path / "again").out
+    for options in (("--ledger", run.parent / "ledger.sqlite"), ()):
+        done = fedlens("sample", tmp_path / "again", "--count", 3, "--to", tmp_path / "s.safetensors", *options)
+        assert "Expected the plans that the ledger booked" in done.err if options else UNVERIFIED in done.out
+
+
 def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
     sets = [word for setting in EMBEDDED for word in ("--set", setting)]
     report = answer("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)
@@ -346,6 +370,23 @@ def test_a_release_whose_generator_fails_is_kept_and_the_run_goes_on(tmp_path, m
     )
     first, second = blocks
     assert all(torch.equal(leaf, second[name]) for name, leaf in first.items())
+
+
+def test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros(tmp_path, monkeypatch):
+    """Asked by another engine it is another question, which is refused: all there is, is what was kept."""
+    with monkeypatch.context() as patched:
+        patched.setattr(looks, "fitted", lambda *given: (_ for _ in ()).throw(DivergedError("Expected it to fit.")))
+        assert fedlens("run", written(tmp_path, LOOK), "--out", tmp_path / "runs").code != 0
+    (found,) = (tmp_path / "runs").glob("once-*")
+    before = (found / "all" / "look.safetensors").read_bytes()
+    (found / "all" / "checkpoint.safetensors").unlink()
+    monkeypatch.setattr(Engine, "measured", lambda *given, **named: Engine(chunk=39))
+    done = fedlens("run", "--resume", found)
+    assert done.code != 0
+    assert "Expected the answer to the look at all" in done.err
+    assert (found / "all" / "look.safetensors").read_bytes() == before
+    assert not (found / "all" / "model.safetensors").exists()
+    assert fedlens("fit", found / "all" / "look.safetensors", "--to", tmp_path / "again").code == 0
 
 
 @pytest.mark.parametrize(
@@ -386,6 +427,57 @@ def test_a_look_that_was_spoilt_is_refused(run, tmp_path, spoilt):
     done = fedlens("fit", path, "--to", tmp_path / "again")
     assert done.code == 2
     assert "look.safetensors" in done.err
+
+
+def hostile(about, **changes):
+    """The header of a look, or of a model, at images of another form."""
+    about = json.loads(json.dumps(about))
+    (about["psi"]["body"] if "psi" in about else about["drawing"]["moments"]).update(changes)
+    return about
+
+
+@pytest.mark.parametrize(
+    "form",
+    [{"side": 20_000}, {"side": 2**40}, {"side": -8}, {"channels": 10**6}, {"channels": 10**12}, {"channels": -1}],
+    ids=str,
+)
+@pytest.mark.parametrize("file", ["look", "model"])
+def test_a_header_that_tells_of_huge_images_fills_no_memory(run, tmp_path, monkeypatch, form, file):
+    leaves, about = tensorfiles.read(run / "all" / f"{file}.safetensors")
+    path = tmp_path / f"{file}.safetensors"
+    tensorfiles.write(path, leaves, hostile(about, **form))
+    for make in ("zeros", "full", "empty", "arange"):
+        monkeypatch.setattr(torch, make, lambda *given, **named: pytest.fail("something was made"))
+    with pytest.raises(ValueError, match="Expected"):
+        looks.Look.open(path) if file == "look" else looks.Fitted.open(path)
+
+
+def test_an_embedding_of_countless_features_is_refused_before_anything_is_made(run, tmp_path):
+    blocks, about = tensorfiles.read(run / "all" / "look.safetensors")
+    about["psi"]["body"] = settings(Embedding(side=8)) | {"kind": "Embedding", "features": 6 * 10**12}
+    tensorfiles.write(tmp_path / "look.safetensors", blocks, about)
+    assert fedlens("fit", tmp_path / "look.safetensors", "--to", tmp_path / "again").code == 2
+    with pytest.raises(RecipeError, match="features"):
+        Recipe.parsed(LOOK, ["look.family=embedding", f"look.features={6 * 10**12}"])
+
+
+def test_images_too_small_for_its_convolutions_are_refused_before_anything_is_charged():
+    small = ["look.family=embedding", "model.generator_widths=[8]", "side=3"]
+    with pytest.raises(RecipeError, match="side 4 to"):
+        Recipe.parsed(LOOK, small)
+
+
+def test_the_largest_images_start_a_generator_from_few_pixels():
+    psi = Psi(body=Embedding(side=shapes.MOST_SIDE, features=6))
+    widths = looks.drawing_for(looks_of(psi)).generator.widths
+    assert psi.body.side >> (len(widths) - 1) <= 8
+    small = looks.drawing_for(looks_of(Psi(body=Embedding(side=28, features=6))))
+    assert small.generator.widths == (128, 64, 32)
+
+
+def looks_of(psi):
+    """As far as one asks what may be fitted to it."""
+    return types.SimpleNamespace(release=Release(psi=psi, blocks={}, noise=1.0))
 
 
 # The command

@@ -71,8 +71,9 @@ def evaluate(
 
     _check_declared(public)
     protocol = _protocol(count, seeds, classifiers, epochs, augmentation)
+    for given in (real, *([samples] if samples.suffix == ".npz" else [])):
+        _check_not_private(given, samples, ledger)
     made = _synthetic(samples, ledger, delta)
-    _check_not_private(real, samples, ledger)
     held = _real(real, names)
     where = _device(device)
     if features is None:
@@ -230,7 +231,10 @@ def _real(path: pathlib.Path, names: str) -> "Real":
 
 
 def _check_not_private(path: pathlib.Path, samples: pathlib.Path, ledger: str | None) -> None:
-    """By content, in every ledger that is near: the one named, the usual one, those beside the files."""
+    """By content, in every ledger that is near: the one named, the usual one, those beside the files.
+
+    What is called synthetic is held to it as well: it is measured and shown, and an archive says nothing about itself.
+    """
     from fedlens.data.population import DataError
     from fedlens.owner.admission import check_public
     from fedlens.owner.folder import Owner

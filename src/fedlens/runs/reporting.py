@@ -94,11 +94,22 @@ def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:
     return {selection: opening.opened(path) for selection, path in paths.items() if path.exists()}
 
 
-def unconfirmed(book: Ledger, model: Trained, sha256: str) -> str:
-    """What is missing for the ledger to confirm what a model's header claims; refuses one that it contradicts."""
+def unconfirmed(book: Ledger, model: Trained, sha256: str, *, of_its_run: bool = False) -> str:
+    """What is missing for the ledger to confirm what a model's header claims; refuses one that it contradicts.
+
+    One that was fitted after its run is no model `of_its_run`, whatever it says.
+    """
     words = getattr(model, "vocabulary", ())
     digest = Vocabulary(words=words, provenance="").digest if words else ""
-    return book.confirms(model.spending, paid_before(model), model=sha256, vocabulary=digest)
+    again = not of_its_run and getattr(model, "refitted", False)
+    held = _booked_model(book, model.spending.account.run) if again else ""
+    doubt = book.confirms(model.spending, paid_before(model), model=held or sha256, vocabulary=digest)
+    return doubt or ("it was fitted after its run, to whatever its maker had" if again else "")
+
+
+def _booked_model(book: Ledger, run: str) -> str:
+    """The hash of the model that a run ended with; empty if it kept none."""
+    return next((str(known["model"] or "") for known in book.runs() if known["run"] == run and known["closed"]), "")
 
 
 def paid_before(model: Trained) -> Sequence[Spending]:

@@ -202,7 +202,8 @@ class Run:
         models = reporting.models_in(self.folder, self.recipe)
         self._close(book, self._accounts())
         for selection, model in models.items():  # or the ledger contradicts what it says
-            reporting.unconfirmed(book, model, files.sha256(self.folder / selection / "model.safetensors"))
+            sha256 = files.sha256(self.folder / selection / "model.safetensors")
+            reporting.unconfirmed(book, model, sha256, of_its_run=True)
         report = self._report(models, book)
         report.save(self.folder)
         self._seal()

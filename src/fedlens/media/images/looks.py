@@ -18,6 +18,7 @@ from fedlens.ledger.provenance import damage_of
 from fedlens.media import protocol
 from fedlens.media.images.samples import Samples
 from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, look, networks, side
+from fedlens.media.images.settings import fitted as fitted_to
 from fedlens.media.protocol import Rule, check_fits
 from fedlens.models.gan import ConvGenerator
 from fedlens.models.looks import fitting
@@ -131,6 +132,7 @@ class Fitted(protocol.Trained):
     medium: ClassVar[str] = "images"
     drawing: Network | Gaussian
     generator: Tree = dataclasses.field(repr=False)
+    refitted: bool = False  # after its run: the ledger knows its price, and not its hash
 
     def sampled(self, count: int, seed: int) -> Samples:
         images, classes = self.drawing.drawn(self.generator, count, seed)
@@ -138,7 +140,8 @@ class Fitted(protocol.Trained):
 
     def save(self, path: pathlib.Path) -> None:
         kind = {"kind": type(self.drawing).__name__}
-        tensorfiles.write(path, self.generator, self._header() | {"drawing": kind | settings(self.drawing)})
+        about = {"drawing": kind | settings(self.drawing), "refitted": self.refitted}
+        tensorfiles.write(path, self.generator, self._header() | about)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Fitted":
@@ -147,13 +150,19 @@ class Fitted(protocol.Trained):
         with damage_of(path):
             values = dict(about["drawing"])
             kind = {"Network": Network, "Gaussian": Gaussian}[values.pop("kind")]
-            opened = cls(drawing=from_settings(kind, values), generator=generator, **cls._stated(about))
+            again = about.get("refitted") is True
+            opened = cls(drawing=from_settings(kind, values), generator=generator, refitted=again, **cls._stated(about))
         check_fits(opened.drawing, generator, path)
         return opened
 
 
 def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look:
     """The release in a state, with the noise that its plan gave it."""
+    if not about["rounds"]:  # what was charged, and not answered, would pass for one of zeros
+        raise ValueError(
+            f"Expected the answer to the look at {about['label']}: it is spent, and its checkpoint is gone or of"
+            f" another machine. Where there is a {FILE}, it holds the answer (fedlens fit); else start a new run."
+        )
     plan = about["spending"].plans[-1]
     noise = plan.stddev / plan.expected_contributors
     blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
@@ -163,7 +172,7 @@ def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> L
 
 def fitted(recipe: Settings, look_: Look, device: str) -> Fitted:
     """The model of a recipe."""
-    return refitted(look_, drawing(recipe), _fit(recipe), device)
+    return dataclasses.replace(refitted(look_, drawing(recipe), _fit(recipe), device), refitted=False)
 
 
 def _fit(recipe: Settings) -> Fit:
@@ -178,7 +187,7 @@ def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str =
     else:
         params = fit(release.release, drawing, device=device)
     stated = {name: getattr(release, name) for name in release.readers}
-    return Fitted(drawing=drawing, generator=params, **stated)
+    return Fitted(drawing=drawing, generator=params, refitted=True, **stated)
 
 
 def drawing_for(release: Look) -> Network | Gaussian:
@@ -187,4 +196,6 @@ def drawing_for(release: Look) -> Network | Gaussian:
     if isinstance(asked.body, Moments):
         return Gaussian(moments=asked.body, known=asked.classes, jitter=LookSettings().jitter)
     sizes = {"side": asked.body.side, "channels": asked.body.channels, "classes": asked.classes}
-    return Network(generator=ConvGenerator(latent=64, hidden=256, widths=(128, 64, 32), **sizes))
+    usual = fitted_to(sizes)
+    hidden, widths = usual["generator_hidden"], tuple(usual["generator_widths"])
+    return Network(generator=ConvGenerator(latent=64, hidden=hidden, widths=widths, **sizes))

@@ -89,7 +89,7 @@ def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
     within ten times the signal."""
     privacy, model, training = values["privacy"], values.get("model", {}), values.get("training", {})
     if values.get("algorithm") == LOOK:
-        return values | {"privacy": {"rounds": 1, "clip": 1.0} | privacy, "model": _fitted(values) | model}
+        return values | {"privacy": {"rounds": 1, "clip": 1.0} | privacy, "model": fitted(values) | model}
     rounds = privacy.get("rounds", _within(20 * privacy["epsilon"] ** 0.8, ROUNDS))
     clip = {} if "adaptive_clip" in privacy else {"clip": 0.1}
     steps = {"generator_steps": _within(840 / rounds, GENERATOR_STEPS)}
@@ -105,8 +105,8 @@ def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
     return whole
 
 
-def _fitted(values: Values) -> Values:
-    """The generator of a look."""
+def fitted(values: Values) -> Values:
+    """The generator of a look at images of a side."""
     return {"generator_hidden": 256, "generator_widths": [128, *_generator(values)["generator_widths"][1:]]}
 
 

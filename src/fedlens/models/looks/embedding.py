@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from fedlens.models.looks import shapes
+from fedlens.models.sizes import check_sizes
 
 _WIDTHS = 48, 96, 96  # channels of the layers
 _KERNELS = 5, 5, 3
@@ -33,6 +34,8 @@ class Embedding:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        shapes.check_form(self.side, self.channels, least=4)  # it is halved twice
+        check_sizes(features=self.features)
         if self.features < 2 * len(self.widths) or self.features % (2 * len(self.widths)):
             raise ValueError(f"Expected a multiple of {2 * len(self.widths)} features: cos and sin for every width.")
         if not all(width > 0 for width in self.widths) or not self.widths:

@@ -10,6 +10,8 @@ import math
 
 import torch
 
+from fedlens.models.looks.shapes import check_form
+
 _COUNT = 0.05  # of the squared norm; mean and second moment share the rest
 _BRIGHTNESS = 0.25  # of the squared norm of a point, for the mean level; the rest is for what is not even
 
@@ -20,10 +22,10 @@ class Moments:
     channels: int = 1
     frequencies: int = 100  # of each channel
     contrast: float = 0.6  # standard deviation of pixels; images with more are drawn with this much
-
     spread: float = 0.7  # of the squared norm, for the second moment: what noise leaves to be seen
 
     def __post_init__(self) -> None:
+        check_form(self.side, self.channels)
         if not 2 <= self.frequencies <= self.side**2:
             raise ValueError(f"Expected 2 to {self.side**2} frequencies for images of side {self.side}.")
         if not 0 < self.contrast <= 1:

@@ -8,7 +8,7 @@ import torch
 from fedlens.core.trees import Tree, pixels
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.moments import Moments
-from fedlens.models.looks.statistics import READABLE
+from fedlens.models.looks.statistics import READABLE, sizes
 from fedlens.models.sizes import check_sizes
 
 BODY, LABELS, SIZE = "body", "labels", "size"
@@ -60,10 +60,9 @@ class Psi:
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the blocks."""
-        blank = torch.zeros(1, self.body.channels, self.body.side, self.body.side)
-        readable = {name: (block(blank).shape[1],) for name, block in READABLE.items()} if self.readable else {}
+        readable = sizes(self.body.side, self.body.channels) if self.readable else {}
         return {
-            **readable,
+            **{name: (size,) for name, size in readable.items()},
             **({LABELS: (self.classes,)} if self.classes else {}),
             **({SIZE: (_SIZES,)} if self.several else {}),
             BODY: (max(1, self.classes), self.body.size),

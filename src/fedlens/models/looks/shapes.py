@@ -9,8 +9,15 @@ import math
 
 import torch
 
+MOST_SIDE, MOST_CHANNELS = 512, 4  # a file's header may say anything: what it says is made before it is drawn
 _SHAPES = 4  # in one image
 _SEED = 5
+
+
+def check_form(side: int, channels: int, least: int = 1) -> None:
+    """Of images that can be looked at."""
+    if not (least <= side <= MOST_SIDE and 1 <= channels <= MOST_CHANNELS):
+        raise ValueError(f"Expected images of side {least} to {MOST_SIDE}, in 1 to {MOST_CHANNELS} channels.")
 
 
 @functools.lru_cache(maxsize=8)

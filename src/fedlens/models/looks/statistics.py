@@ -64,6 +64,17 @@ READABLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def sizes(side: int, channels: int) -> dict[str, int]:
+    """By their block: how many numbers it has; told without an image, since a hostile file may say how large it is."""
+    return {
+        "picture": channels * min(_PICTURE, side) ** 2,
+        "texture": channels * min(_CELLS, side) ** 2 + 2 * channels,
+        "intensity": channels * _LEVELS + channels**2,
+        "spectrum": _RADII,
+        "direction": _ANGLES,
+    }
+
+
 def _evened(numbers: torch.Tensor) -> torch.Tensor:
     """Numbers in [-1, 1], as a vector of norm 1 at most."""
     return numbers / math.sqrt(numbers.shape[1])
