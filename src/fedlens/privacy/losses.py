@@ -13,9 +13,9 @@ import numpy as np
 from scipy import special, stats
 
 if TYPE_CHECKING:
-    from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
+
+    from fedlens.privacy.pmfs import GridPmf
 
 _TAIL = 10.0  # standard deviations beyond which less than e^-50 lies
 
@@ -29,7 +29,9 @@ class Gaussian:
     def pld(self, grid: float) -> "PrivacyLossDistribution":
         from dp_accounting.pld import privacy_loss_distribution
 
-        return privacy_loss_distribution.from_gaussian_mechanism(self.multiplier, value_discretization_interval=grid)
+        return privacy_loss_distribution.PrivacyLossDistribution(
+            _dotted("REMOVE", _removed, self.multiplier, 1.0, grid)
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,25 +60,13 @@ class SampledGaussian:
         pmfs = self._capped(grid) if self.displacing else self._plain(grid)
         return privacy_loss_distribution.PrivacyLossDistribution(*pmfs)
 
-    def _plain(self, grid: float) -> "list[PLDPmf]":
-        """On the library's own range of losses; it finds the same deltas one by one, which takes ten times as long."""
-        from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType
-
+    def _plain(self, grid: float) -> "list[GridPmf]":
         # The library doubles the distance of replace-one by itself here, unlike its RDP accountant.
-        kinds = [AdjacencyType.REPLACE] if self.replaced else [AdjacencyType.REMOVE, AdjacencyType.ADD]
-        return [self._dotted(kind, profile, grid) for kind, profile in zip(kinds, self._profiles, strict=True)]
+        kinds = ["REPLACE"] if self.replaced else ["REMOVE", "ADD"]
+        pairs = zip(kinds, self._profiles, strict=True)
+        return [_dotted(kind, profile, self.multiplier, self.rate, grid) for kind, profile in pairs]
 
-    def _dotted(self, kind: "AdjacencyType", profile: "Profile", grid: float) -> "PLDPmf":
-        from dp_accounting.pld import pld_pmf
-        from dp_accounting.pld.privacy_loss_mechanism import GaussianPrivacyLoss
-
-        library = GaussianPrivacyLoss(self.multiplier, sampling_prob=self.rate, adjacency_type=kind)
-        ends = library.connect_dots_bounds()
-        first, last = math.floor(ends.epsilon_lower / grid), math.ceil(ends.epsilon_upper / grid)
-        deltas = np.clip(profile(np.arange(first, last + 1) * grid, 1 / self.multiplier, self.rate), 0, 1)
-        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, deltas)
-
-    def _capped(self, grid: float) -> "list[PLDPmf]":
+    def _capped(self, grid: float) -> "list[GridPmf]":
         """Whether the others fill the cap does not depend on us: a mixture of two cases, and told which.
 
         Then we displace one of them, so that the sum moves twice as far, with a probability of at most `rate`. (The
@@ -135,10 +125,20 @@ def _steps(mu: float, rate: float, grid: float) -> np.ndarray:
     return np.arange(-ends, ends + 1)
 
 
-def _pmf(steps: np.ndarray, grid: float, deltas: np.ndarray) -> "PLDPmf":
-    from dp_accounting.pld import pld_pmf
+def _pmf(steps: np.ndarray, grid: float, deltas: np.ndarray) -> "GridPmf":
+    from fedlens.privacy.pmfs import GridPmf
 
-    return pld_pmf.create_pmf_pessimistic_connect_dots(grid, steps, np.clip(deltas, 0, 1))
+    return GridPmf.connected(grid, int(steps[0]), np.clip(deltas, 0, 1))
+
+
+def _dotted(kind: str, profile: Profile, multiplier: float, rate: float, grid: float) -> "GridPmf":
+    """On the library's own range of losses; it finds the same deltas one by one, which takes ten times as long."""
+    from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
+
+    library = GaussianPrivacyLoss(multiplier, sampling_prob=rate, adjacency_type=AdjacencyType[kind])
+    ends = library.connect_dots_bounds()
+    steps = np.arange(math.floor(ends.epsilon_lower / grid), math.ceil(ends.epsilon_upper / grid) + 1)
+    return _pmf(steps, grid, profile(steps * grid, 1 / multiplier, rate))
 
 
 def _exchanged(epsilon: np.ndarray, mu: float, rate: float) -> np.ndarray:

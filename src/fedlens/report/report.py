@@ -6,6 +6,7 @@ In the page every value is hostile until jinja2 has escaped it.
 import base64
 import dataclasses
 import datetime
+import functools
 import hashlib
 import importlib.resources
 import json
@@ -123,11 +124,10 @@ class Report:
         """A page that needs nothing but itself. The piece of an exhibit is filled in and escaped like the rest."""
         import markupsafe
 
-        environment = _environment()
         page = importlib.resources.files("fedlens.report").joinpath("report.html").read_text(encoding="utf-8")
         pieces = [exhibit.piece for exhibit in self.exhibits]
-        templates = [environment.from_string(piece.template) for piece in pieces]
-        return environment.from_string(page).render(
+        templates = [_compiled(piece.template) for piece in pieces]
+        return _compiled(page).render(
             report=self,
             unbounded=not math.isfinite(self.guarantee.epsilon),
             exhibits=list(zip(self.exhibits, templates, strict=True)),
@@ -181,6 +181,12 @@ class Report:
         return aligned([["", *self.groups, ""], *rows] if rows else [])
 
 
+@functools.lru_cache(maxsize=64)
+def _compiled(template: str) -> "jinja2.Template":
+    return _environment().from_string(template)
+
+
+@functools.cache
 def _environment() -> "jinja2.Environment":
     import jinja2
 

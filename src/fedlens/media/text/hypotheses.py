@@ -153,10 +153,20 @@ def _mixture(observed: np.ndarray, healthy: np.ndarray, made: Sequence[np.ndarra
     return max(0.0, float(far)), float(shares[1:].sum())
 
 
-def _changed(fault: Fault, tokens: list[str]) -> list[str] | None:
-    """What the fault makes of a copy; None if it fails, or gives back what are no tokens."""
-    changed = ranking.attempted(fault.change, list(tokens)) if fault.change else None
-    return changed if isinstance(changed, list) and all(isinstance(token, str) for token in changed) else None
+def _changed(fault: Fault, sentences: Sequence[list[str]]) -> list[list[str] | None]:
+    """What the fault makes of a copy of each; None where it fails, or gives back what are no tokens."""
+    change = fault.change
+    if change is None:
+        return [None] * len(sentences)
+    # All in one attempt, which takes longer than most faults; one by one only if it fails somewhere.
+    changed = ranking.attempted(lambda every: [change(list(tokens)) for tokens in every], sentences)
+    if changed is None:
+        changed = [ranking.attempted(change, list(tokens)) for tokens in sentences]
+    return [tokens if _are_tokens(tokens) else None for tokens in changed]
+
+
+def _are_tokens(changed: Any) -> bool:
+    return isinstance(changed, list) and all(isinstance(token, str) for token in changed)
 
 
 def shape_test(left: Mapping[Shape, int], right: Mapping[Shape, int], seed: int = 0) -> tuple[float, float]:
@@ -212,6 +222,8 @@ class _Spelling:
 
     def written(self, word: str) -> Word:
         """As a model sees it: cut at the width."""
+        if word.isascii():
+            return word[: self.width - 1], len(word) <= self.width - 2
         if len(word) <= (self.width - 2) // 4:
             return word, True
         row = spelled(word, self.width)
@@ -233,16 +245,13 @@ def _spelling_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> View:
     sentences = _made_up(right.vocabulary, healthy)
 
     def made(fault: Fault) -> list[Counts] | None:
-        changed = [(tokens, _changed(fault, tokens)) for tokens in sentences]
-        if any(tokens is None for _, tokens in changed):
+        changed = _changed(fault, sentences)
+        if any(tokens is None for tokens in changed):
             return None
-        new = [
-            word
-            for before, after in changed
-            for word in after or ()
-            if word not in {*before} and word not in vocabulary
-        ]
-        spellings = (new[:TRIED], _garbled(new[:TRIED])) if new else ()
+        pairs = zip(sentences, changed, strict=True)
+        words = (word for before, after in pairs for word in after or () if word not in before)
+        new = list(itertools.islice((word for word in words if word not in vocabulary), TRIED))
+        spellings = (new, _garbled(new)) if new else ()
         return [spelling.shapes(collections.Counter(map(spelling.written, words))) for words in spellings]
 
     shapes = spelling.shapes(left.words), spelling.shapes(healthy)
@@ -260,7 +269,8 @@ def _share(shapes: Counts, borne: Callable[[Any], bool]) -> float:
 
 def _marks(fault: Fault, vocabulary: Sequence[str], plain: _Spelling) -> frozenset[Word]:
     """Words that are known ones no longer, because of the fault."""
-    changed = (word for known in (*vocabulary, *ACCENTED) for word in _changed(fault, [known]) or ())
+    alone = [[known] for known in (*vocabulary, *ACCENTED)]
+    changed = (word for words in _changed(fault, alone) for word in words or ())
     return frozenset(plain.written(word) for word in changed if word not in plain.vocabulary and word not in ACCENTED)
 
 
@@ -326,7 +336,7 @@ def _sentence_view(left: Texts, right: Texts, faults: dict[str, Fault]) -> View:
     names = (*right.vocabulary, stranger)
 
     def made(fault: Fault) -> list[Counts] | None:
-        changed = [_changed(fault, [names[number] for number in row]) for row in healthy]
+        changed = _changed(fault, [[names[number] for number in row] for row in healthy])
         if any(tokens is None for tokens in changed):
             return None
         rows = [[vocabulary.number(token) for token in tokens or ()][: width - 1] for tokens in changed]
