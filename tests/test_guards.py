@@ -307,8 +307,8 @@ MUTATIONS = {
     ),
     "the norm that bodies are brought to": (
         "models/looks/psi.py",
-        "body / body.norm().clamp(min=1e-12) if self.several else body",
-        "len(mask) * body if self.several else body",
+        "block / block.norm().clamp(min=1e-12)",
+        "100 * block",
         "test_looks.py::test_no_unit_sends_more_than_norm_1",
     ),
     "the noise that a look is told with": (
