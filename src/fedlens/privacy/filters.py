@@ -74,12 +74,12 @@ def equivalent(loss: Loss, count: int, left: float) -> float:
     left one is taken at the left end of each step and the right one at its right end.
     """
     whole = loss.pld(accounting.grid(loss.multiplier, _COARSE)).self_compose(count)
-    safe = left - 1e-16 * count  # transforms round
+    safe = left - accounting.ROUNDING * count  # transforms round
     end = float(whole.get_epsilon_for_delta(safe / 2)) if safe > 0 else math.inf
     if not end < math.inf:
         return math.inf
     steps = np.linspace(0.0, end, _POINTS)
-    given = np.minimum(np.asarray(whole.get_delta_for_epsilon(steps[:-1])) + 1e-16 * count, 1.0)
+    given = np.minimum(np.asarray(whole.get_delta_for_epsilon(steps[:-1])) + accounting.ROUNDING * count, 1.0)
     low, high = 1e-9, 1e9
     while high > low * (1 + 1e-6):
         middle = math.sqrt(low * high)
