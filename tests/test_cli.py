@@ -4,7 +4,6 @@ import errno
 import io
 import itertools
 import json
-import os
 import pathlib
 import shlex
 import signal
@@ -347,11 +346,11 @@ def test_the_command_to_go_on_can_be_pasted_whatever_the_folder_is_called(tmp_pa
 
 
 def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
-    path, rounds = written(tmp_path, TINY.replace("rounds = 2", "rounds = 30")), 30
+    # Seconds of work are left when it is told to stop: on a busy machine too, the signal comes before the end.
+    path, rounds = written(tmp_path, TINY.replace("rounds = 2", "rounds = 400")), 400
     started = process("run", path, "--out", "runs", cwd=tmp_path)
-    os.setpriority(os.PRIO_PROCESS, started.pid, 19)  # on a busy machine too, we are back before it ends
     for line in started.stderr:
-        if "round 6/" in line:
+        if "round 80/" in line:
             break
     started.send_signal(signal.SIGINT)
     out, err = started.communicate(timeout=60)
@@ -360,11 +359,11 @@ def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
     sentence = err.partition("Go on with: ")[2].strip()
     assert sentence.startswith("fedlens run --resume runs/tiny-")
     spent = entries(tmp_path / "runs" / "ledger.sqlite")
-    assert 7 <= spent <= rounds
+    assert 81 <= spent <= rounds
     resumed = warm_python.module("fedlens.cli", *sentence.split()[1:], "--json", folder=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert json.loads(resumed.stdout)["runs"][0]["releases"] == rounds + 1
-    assert "round 6/" not in resumed.stderr
+    assert "round 80/" not in resumed.stderr
     assert entries(tmp_path / "runs" / "ledger.sqlite") == rounds + 1
     assert not list((tmp_path / "runs" / ".private").iterdir())
 
