@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import os
 import pathlib
 import resource
 import sqlite3
@@ -24,6 +23,7 @@ from toys import (
     edit,
     entries,
     forged,
+    forked,
     insert,
     item,
     plan,
@@ -559,21 +559,6 @@ def test_a_disk_that_fills_up_stops_a_run_and_what_was_released_is_booked(tmp_pa
     going_on = door(users, plan(500), ledger=Ledger(path), position=number)
     assert answers(going_on, 5)[1] is None
     assert Ledger(path).verify() == []
-
-
-def forked(work):
-    """What `work` says, in a process whose limits are its own."""
-    answer, question = os.pipe()
-    if not (child := os.fork()):
-        try:
-            os.write(question, work().encode())
-        finally:
-            os._exit(0)
-    os.close(question)
-    with os.fdopen(answer) as text:
-        said = text.read()
-    os.waitpid(child, 0)
-    return said
 
 
 def refusal(path):

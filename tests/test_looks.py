@@ -358,7 +358,8 @@ def test_a_release_whose_generator_fails_is_kept_and_the_run_goes_on(tmp_path, m
     with monkeypatch.context() as patched:
         patched.setattr(Fit, "__call__", diverged)
         done = fedlens("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)
-    assert done.code != 0
+    assert done.code == 2
+    assert "the fit diverged" in done.err
     (found,) = (tmp_path / "runs").glob("once-*")
     before = (found / "all" / "look.safetensors").read_bytes()
     spent = Ledger(tmp_path / "runs" / "ledger.sqlite").spent(f"{found.name}/all", "train")

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toys import PAIR
 
-from fedlens.algorithms import histogram as histograms
 from fedlens.algorithms.histogram import AccuracyHistogram, quantiles
+from fedlens.core import histograms
 from fedlens.core.randomness import Randomness
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.curators.site import Site
@@ -360,7 +360,7 @@ def test_the_nearest_histogram_keeps_its_total_and_has_no_negative_bin():
     rng = np.random.default_rng(0)
     for _ in range(50):
         noisy = rng.normal(1, 4, 25)
-        found = histograms._nearest_histogram(noisy)
+        found = histograms.nearest(noisy, max(noisy.sum(), 0.0))
         assert found.min() >= 0
         assert found.sum() == pytest.approx(max(noisy.sum(), 0), abs=1e-9)
         for _ in range(20):  # no other one is nearer

@@ -177,14 +177,21 @@ def unguarded(address):
 
 def without_privileges(work):
     """What `work` says, done by a user whom permissions bind: they do not bind the superuser."""
-    if os.geteuid():
-        return str(work())
+
+    def bound():
+        os.setgroups([])
+        os.setgid(65534)
+        os.setuid(65534)
+        return work()
+
+    return forked(bound) if not os.geteuid() else str(work())
+
+
+def forked(work):
+    """What `work` says, in a process whose limits are its own."""
     answer, question = os.pipe()
     if not (child := os.fork()):
         try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
             os.write(question, str(work()).encode())
         finally:
             os._exit(0)

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedlens.algorithms.protocol import OneRelease
+from fedlens.core import histograms
 from fedlens.core.trees import Tree
 
 
@@ -47,15 +48,8 @@ def quantiles(histogram: torch.Tensor, wanted: Iterable[float]) -> dict[float, f
     >>> quantiles(torch.tensor([0.0, 0.0, 10.0, 30.0]), [0.75, 0.25])
     {0.25: 0.75, 0.75: 0.916667}
     """
-    bins = _nearest_histogram(histogram.double().numpy())
+    noisy = histogram.double().numpy()
+    bins = histograms.nearest(noisy, max(noisy.sum(), 0.0))
     levels, reached = sorted(set(wanted)), np.concatenate([[0.0], np.cumsum(bins)])
     values = np.interp(np.multiply(levels, reached[-1]), reached, np.linspace(0, 1, len(reached)))
     return dict(zip(levels, np.maximum.accumulate(values.round(6)).tolist(), strict=True))
-
-
-def _nearest_histogram(noisy: np.ndarray) -> np.ndarray:
-    """The Euclidean projection onto the histograms with the same total: one amount off every bin, then no negatives."""
-    falling = np.sort(noisy)[::-1]
-    excess = (np.cumsum(falling) - max(noisy.sum(), 0.0)) / np.arange(1, len(noisy) + 1)
-    nearest: np.ndarray = np.maximum(noisy - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)
-    return nearest

@@ -35,7 +35,7 @@ from fedlens.core.trees import Tree
 from fedlens.curators.engine import Engine
 from fedlens.curators.site import Site, Thresholds
 from fedlens.data.population import DataError
-from fedlens.ledger import Item, Ledger, is_remote
+from fedlens.ledger import Head, Item, Ledger, Spending, is_remote
 from fedlens.media.protocol import Trained
 from fedlens.owner.admission import admitted
 from fedlens.owner.folder import Owner
@@ -330,8 +330,7 @@ class Run:
         private = safeguards.private_place(self.address, self.name, selection)
         keeper = FolderKeeper(folder, self.recipe, private=private, model=make, watch=watch, simulated=self.simulated)
         state = carried_out(training, site, self._asking(selection, book, engine, self.device), thresholds, keeper)
-        own = book.spending(f"{self.name}/{selection}")
-        if release := reporting.kept_of(self.recipe, selection, state, own, book.pin()):
+        if release := reporting.kept_of(self.recipe, selection, state, *self._price(selection, book)):
             release.save(folder / release.file)  # before anything is fitted to it, which may fail
         self._keep(make(state), folder)
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
@@ -345,8 +344,11 @@ class Run:
         files.write(folder / "model.safetensors", content)
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
-        own = book.spending(f"{self.name}/{selection}")
-        return reporting.model_of(self.recipe, selection, state, own, book.pin(), self.device)
+        return reporting.model_of(self.recipe, selection, state, *self._price(selection, book), self.device)
+
+    def _price(self, selection: str, book: Ledger) -> tuple[Spending, Head]:
+        """What a model of it says about its price."""
+        return book.spending(f"{self.name}/{selection}"), book.pin()
 
     def _randomness(self, selection: str) -> Randomness:
         if self.seed is not None:

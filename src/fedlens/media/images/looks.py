@@ -10,7 +10,6 @@ import pathlib
 from typing import Any, ClassVar
 
 from fedlens.algorithms.look import OneLook
-from fedlens.algorithms.protocol import Algorithm
 from fedlens.algorithms.rebuilding import from_settings, settings
 from fedlens.core import files, tensorfiles
 from fedlens.core.trees import Tree
@@ -105,7 +104,7 @@ class Look(protocol.Trained):
     release: Release
 
     def sampled(self, count: int, seed: int) -> Samples:
-        raise ValueError("Expected a generator to draw from: a look is what one is fitted to (fedlens look --fit).")
+        raise ValueError("Expected a generator to draw from: a look is what one is fitted to (fedlens fit).")
 
     def save(self, path: pathlib.Path) -> None:
         about = {"psi": settings(self.release.psi), "noise": self.release.noise}
@@ -156,7 +155,7 @@ class Fitted(protocol.Trained):
         return opened
 
 
-def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look:
+def kept(algorithm: OneLook, state: Tree, **about: Any) -> Look:
     """The release in a state, with the noise that its plan gave it."""
     if not about["rounds"]:  # what was charged, and not answered, would pass for one of zeros
         raise ValueError(
@@ -166,18 +165,14 @@ def kept(recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> L
     plan = about["spending"].plans[-1]
     noise = plan.stddev / plan.expected_contributors
     blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
-    asked: OneLook = algorithm  # type: ignore[assignment]
-    return Look(release=Release(psi=asked.psi, blocks=blocks, noise=noise), **about)
+    return Look(release=Release(psi=algorithm.psi, blocks=blocks, noise=noise), **about)
 
 
-def fitted(recipe: Settings, look_: Look, device: str) -> Fitted:
+def fitted(recipe: Settings, release: Look, device: str) -> Fitted:
     """The model of a recipe."""
-    return dataclasses.replace(refitted(look_, drawing(recipe), _fit(recipe), device), refitted=False)
-
-
-def _fit(recipe: Settings) -> Fit:
     table = look(recipe)
-    return Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
+    fit = Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
+    return dataclasses.replace(refitted(release, drawing(recipe), fit, device), refitted=False)
 
 
 def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str = "cpu") -> Fitted:

@@ -115,13 +115,13 @@ class Images(Medium):
     # Models and samples
 
     def kept(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look | None:
-        return looks.kept(recipe, algorithm, state, **about) if isinstance(algorithm, OneLook) else None
+        return looks.kept(algorithm, state, **about) if isinstance(algorithm, OneLook) else None
 
     def model(
         self, recipe: Settings, algorithm: Algorithm, state: Tree, *, device: str = "cpu", **about: Any
     ) -> Model | Fitted:
         if isinstance(algorithm, OneLook):
-            return looks.fitted(recipe, looks.kept(recipe, algorithm, state, **about), device)
+            return looks.fitted(recipe, looks.kept(algorithm, state, **about), device)
         return Model(gan=gan(recipe), generator=trees.moved(algorithm.result(state), "cpu"), **about)
 
     def owns(self, header: Mapping[str, Any]) -> bool:

@@ -55,7 +55,7 @@ class LookSettings(Table):
     steps: PositiveInt = 2000  # embedding: of the generator's fit, as the next two
     batch: PositiveInt = 1000
     rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
-    examples: PositiveInt = 128  # of a unit's images, at most
+    examples: Annotated[int, Field(ge=1, le=4096)] = 128  # of a unit's images, at most
     readable: Annotated[float, Field(ge=0, le=0.9)] = 0.1  # of the squared norm, for what people read
 
 

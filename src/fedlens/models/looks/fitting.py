@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from fedlens.core import histograms
 from fedlens.core.trees import Tree
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.generators import Network
@@ -18,7 +19,7 @@ _LEAST_SHARE = 1e-3  # of a class that noise alone would explain: it is not draw
 Watch = Callable[[int, int], None]  # steps done, of so many
 
 
-class DivergedError(ArithmeticError):
+class DivergedError(ValueError):
     """The fit went astray. The release is not touched: fit again, with another seed or a smaller rate."""
 
 
@@ -68,11 +69,7 @@ def nearest_shares(noisy: np.ndarray, noise: float) -> np.ndarray:
     equal = 1 / len(noisy)
     apart = noisy - equal
     explained = max(len(noisy) - 3, 1) * noise**2 / max(float(apart @ apart), 1e-12)
-    drawn = equal + max(0.0, 1 - explained) * apart
-    falling = np.sort(drawn)[::-1]
-    excess = (np.cumsum(falling) - 1) / np.arange(1, len(drawn) + 1)
-    shares: np.ndarray = np.maximum(drawn - excess[np.flatnonzero(falling >= excess)[-1]], 0.0)
-    return shares
+    return histograms.nearest(equal + max(0.0, 1 - explained) * apart, 1.0)
 
 
 # Normal distributions of low frequencies

@@ -55,7 +55,8 @@ class Psi:
         blocks |= {LABELS: even(kinds.sum(1))} if self.classes else {}
         blocks |= {SIZE: _size(mask)} if self.several else {}
         blocks[BODY] = even(kinds @ self.body(images))
-        return {name: block * self.weights[name] for name, block in blocks.items()}
+        weights = self.weights
+        return {name: block * weights[name] for name, block in blocks.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
