@@ -190,7 +190,7 @@ def test_on_a_pinned_machine_real_images_are_declared_by_the_owner(tmp_path, rea
         (("--augmentation", "mirror"), "one of none, affine"),
         (("--names", "x,y"), "Expected --names of four arrays"),
         (("--names", "a,b,c,d"), "Expected a, b in real.npz"),
-        (("--device", "tpu"), "Expected --device cpu"),
+        (("--device", "tpu"), "Expected a device of this machine"),
         (("--features", "nowhere.safetensors"), "nowhere.safetensors"),
     ],
 )

@@ -336,6 +336,12 @@ def test_a_forged_price_of_a_look_is_found_in_what_is_fitted_to_it(run, tmp_path
         assert "Expected the plans that the ledger booked" in done.err if options else UNVERIFIED in done.out
 
 
+def test_a_device_that_is_not_there_is_named(run, tmp_path):
+    done = fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again", "--device", "tpu")
+    assert done.code == 2
+    assert "Expected a device of this machine" in done.err
+
+
 def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
     sets = [word for setting in EMBEDDED for word in ("--set", setting)]
     report = answer("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)

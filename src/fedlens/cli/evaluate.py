@@ -68,6 +68,7 @@ def evaluate(
     """Train classifiers on synthetic images, test them on real ones, and measure how far apart both are."""
     from fedlens.evaluation import exhibits, suite
     from fedlens.runs import comparing
+    from fedlens.runs.run import chosen_device
 
     _check_declared(public)
     protocol = _protocol(count, seeds, classifiers, epochs, augmentation)
@@ -75,7 +76,7 @@ def evaluate(
         _check_not_private(given, samples, ledger)
     made = _synthetic(samples, ledger, delta)
     held = _real(real, names)
-    where = _device(device)
+    where = chosen_device(device)
     if features is None:
         aside(f"training the feature network on {len(held.images):,} real images")
     network = _network(features) or suite.feature_network(held, protocol, where)
@@ -117,16 +118,6 @@ def _protocol(count: int, seeds: int, classifiers: str, epochs: int, augmentatio
     named = tuple(name.strip() for name in classifiers.split(",") if name.strip())
     chosen = CLASSIFIERS if not named else () if named == ("none",) else named
     return Protocol(samples=count, seeds=seeds, classifiers=chosen, epochs=epochs, augmentation=augmentation)
-
-
-def _device(named: str | None) -> str:
-    import torch
-
-    from fedlens.runs.run import default_device
-
-    if named and named != "cpu" and not (named.startswith("cuda") and torch.cuda.is_available()):
-        raise ValueError(f"Expected --device cpu, or cuda where there is a GPU; got {named}.")
-    return named or default_device()
 
 
 # Synthetic images

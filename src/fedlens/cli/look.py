@@ -42,7 +42,7 @@ def look(
 ) -> None:
     """Look at images once: statistics, and a generator to draw from, for one bounded release."""
     from fedlens.recipes.recipe import Recipe
-    from fedlens.runs.run import default_device
+    from fedlens.runs.run import chosen_device
 
     beside = out / "ledger.sqlite"
     owner = owner_if_there(ledger or (str(beside) if beside.exists() else None))
@@ -55,7 +55,7 @@ def look(
     missing = [f"--{name}" for name in ("side", "units") if not public.get(name)]
     if missing:
         raise ValueError(f"Expected {' and '.join(missing)}: nothing about {data} is registered.")
-    where = device or default_device()
+    where = chosen_device(device)
     chosen = family or (FAMILIES[1] if where.startswith("cuda") else FAMILIES[0])
     values = {
         "name": "look",
@@ -106,11 +106,11 @@ def fit(
     from fedlens.media.images import looks
     from fedlens.models.looks.fitting import Fit
     from fedlens.privacy.guarantee import UNVERIFIED
-    from fedlens.runs.run import default_device
+    from fedlens.runs.run import chosen_device
 
     opened = looks.Look.open(release)
     settings = Fit(steps=steps, batch=batch, rate=rate, seed=seed)
-    model = looks.refitted(opened, looks.drawing_for(opened), settings, device or default_device())
+    model = looks.refitted(opened, looks.drawing_for(opened), settings, chosen_device(device))
     if (path := to / model.file).exists():
         raise ValueError(f"Expected no file at {path}; it would be overwritten.")
     to.mkdir(parents=True, exist_ok=True)

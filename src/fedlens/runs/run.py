@@ -85,7 +85,7 @@ class Run:
         source = None if pins.found() else recipe.data.path  # where it is refused, whether it is there or not
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
-        _checked_device(device)
+        check_device(device)
         recipe.medium.baseline(recipe)  # what is wrong with it is better said now than when all is spent
         safeguards.only_our_code(recipe, seed)
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
@@ -167,7 +167,7 @@ class Run:
                 f" is returned by fedlens ledger close {folder.name} --ledger {address}; then run its recipe.toml anew."
             )
         pins.address(address, address)  # on a pinned machine no folder may choose its ledger
-        _checked_device(device)
+        check_device(device)
         recipe = Recipe.open(folder / "recipe.toml")
         if recipe.digest != digest:
             raise ValueError(
@@ -356,7 +356,7 @@ class Run:
         return safeguards.kept_randomness(self.address, self.name, selection)
 
 
-def _checked_device(device: str) -> None:
+def check_device(device: str) -> None:
     kind, _, number = device.partition(":")
     there = torch.cuda.device_count() if kind == "cuda" else 1
     if kind not in ("cpu", "cuda") or not (number or "0").isdecimal() or int(number or 0) >= there:
@@ -365,3 +365,10 @@ def _checked_device(device: str) -> None:
 
 def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def chosen_device(named: str | None) -> str:
+    """The one that is named, if this machine has it, or the usual one."""
+    where = named or default_device()
+    check_device(where)
+    return where
