@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+import toy_texts
 import toys
 from command_line import answer, fedlens, process, written
 from sklearn.datasets import load_digits
@@ -103,6 +104,14 @@ def test_a_model_draws_what_is_evaluated_and_its_guarantee_stands_beside(models,
     assert made["guarantee"]["simulated"]
     same = answer("evaluate", models / "model.safetensors", "--real", real, "--held", *QUICK, "--out", "page")
     assert same["evaluation"]["scores"] == made["evaluation"]["scores"]
+
+
+def test_a_model_of_text_is_not_measured(tmp_path, real):
+    recipe = toy_texts.written(tmp_path, text='model = "ngrams"') / "recipe.toml"
+    one_release = "--set", "privacy.rounds=1", "--set", "privacy.clip=1.0"
+    answer("run", recipe, "--out", tmp_path / "runs", "--simulate", 0, *one_release)
+    (model,) = (tmp_path / "runs").glob("toy-*/*/model.safetensors")
+    refused(evaluated(model, real, "--held"), "Expected a model of images; this one is of text")
 
 
 def test_samples_of_before_are_evaluated_with_their_guarantee(models, real):

@@ -34,7 +34,8 @@ FLOORS = (
 PRIVATE = ("data", "data.*", "owner", "owner.*", "curators.*", "media.reading", "media.*.reading")
 PUBLIC_ALL_THE_SAME = ("curators.protocol",)
 MAY_SEE_BOTH = ("runs", "experiments", "cli")  # what brings the two together
-FINDS_MODULES_BY_NAME = ("core.functions", "media", "__init__")  # what users name; the parts of media; exports
+# What users name; the parts of media; the files of algorithms; exports.
+FINDS_MODULES_BY_NAME = ("core.functions", "media", "algorithms", "__init__")
 
 
 def module_name(path):

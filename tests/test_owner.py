@@ -271,6 +271,12 @@ def test_short_texts_with_a_row_less_are_not_new_data(tmp_path):
     refused(fedlens("vocabulary", "learn", tmp_path / "other.jsonl", *options), "many examples of 'crowd'")
 
 
+def test_no_words_are_learnt_of_images(tmp_path):
+    register(written(tmp_path), "--epsilon", 8, "--delta", 1e-5)
+    options = "--epsilon", 1, "--delta", 1e-5, "--population", 60, "--to", tmp_path / "v.txt", *ledger(tmp_path)
+    refused(fedlens("vocabulary", "learn", "crowd", *options), "it holds images, which has no words")
+
+
 def test_other_data_under_a_registered_name_are_refused(spent_out):
     np.savez(spent_out / "other.npz", **columns(x=255 - columns()["x"]))
     refused(run(spent_out, f"data.path={spent_out / 'other.npz'}"), "found others")

@@ -1,5 +1,6 @@
 """Published algorithms: settings, methods that run beside the data, and a `run` that never sees it."""
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,13 +16,15 @@ from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.algorithms.protocol import Algorithm, Asked, Trainable, run_together
 from fedlens.algorithms.rebuilding import from_settings, settings
 
-# What a recipe can name. A new algorithm is one file, and one line here.
-ALGORITHMS: dict[str, type[Trainable]] = {
-    FedAvgGan.name: FedAvgGan,
-    FedAvg.name: FedAvg,
-    Ngrams.name: Ngrams,
-    OneLook.name: OneLook,
+# By their files, the classes that a recipe can name. A new algorithm is one file, and one line here.
+_TRAINABLE = {
+    "fedavg_gan": "FedAvgGan",
+    "fedavg": "FedAvg",
+    "ngrams": "Ngrams",
+    "look": "OneLook",
 }
+_kinds = (getattr(importlib.import_module(f"{__name__}.{file}"), kind) for file, kind in _TRAINABLE.items())
+ALGORITHMS: dict[str, type[Trainable]] = {kind.name: kind for kind in _kinds}
 # All that a curator is ever asked.
 QUESTIONS: dict[str, type[Algorithm]] = {
     **ALGORITHMS,

@@ -144,7 +144,7 @@ def _sampled(folder: pathlib.Path, ledger: str | None, delta: str) -> Synthetic:
     from fedlens.runs.vouching import vouched
 
     model: Any = comparing.opened(folder)
-    _check_images(model)
+    _check_measured(model)
     voucher = vouched(ledger, [folder])
 
     def draw(count: int, seed: int) -> "tuple[torch.Tensor, torch.Tensor | None]":
@@ -160,13 +160,15 @@ def _kept(path: pathlib.Path, delta: str) -> Synthetic:
     from fedlens.privacy.guarantee import UNVERIFIED
 
     samples: Any = opening.medium("images").opened_samples(path)
-    _check_images(samples)
+    _check_measured(samples)
     source = (samples.images, samples.classes)
     return Synthetic(source, _guarantee(samples, delta, UNVERIFIED), {"synthetic images": path.name})
 
 
-def _check_images(made: Any) -> None:
-    if made.medium != "images":
+def _check_measured(made: Any) -> None:
+    from fedlens.media import opening
+
+    if not opening.medium(made.medium).measured:
         raise ValueError(f"Expected a model of images; this one is of {made.medium}.")
 
 

@@ -37,29 +37,30 @@ def reproduce(
     from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
-    if what not in ("sensitivity", "text"):
-        raise ValueError(f"Expected sensitivity or text to reproduce, got {what!r}.")
+    if what not in _TABLES:
+        raise ValueError(f"Expected {' or '.join(_TABLES)} to reproduce, got {what!r}.")
+    rows_in, tables_of = _TABLES[what]
     out = out or pathlib.Path("runs", what)
-    chosen = trials.chosen_rows(names, _rows_of_images() if what == "sensitivity" else _rows_of_text(out))
+    chosen = trials.chosen_rows(names, rows_in(out))
     if train:
         until = time.time() + 60 * minutes if minutes else float("inf")
         where = device or default_device()
         trials.trained(chosen, out, device=where, together=together, until=until, say=aside)
     if diagnose:
         results = trials.diagnosed(chosen, out, aside)
-        tables = _of_images(results, out) if what == "sensitivity" else _of_text(results, chosen, out)
+        tables = tables_of(results, chosen, out)
         files.write(out / "results.json", json.dumps(results, indent=1))
         files.write(out / "table.md", tables)
         say(results, tables, as_json)
 
 
-def _rows_of_images() -> "Sequence[Row]":
+def _rows_of_images(out: pathlib.Path) -> "Sequence[Row]":
     from fedlens.experiments import images
 
     return images.ROWS
 
 
-def _of_images(results: list[dict[str, Any]], out: pathlib.Path) -> str:
+def _of_images(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathlib.Path) -> str:
     """How small may epsilon be, and how rare a bug?"""
     from fedlens.core import files
     from fedlens.experiments import images
@@ -87,6 +88,10 @@ def _of_text(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathli
     filled = [made for measure in measures if len((made := measure(chosen, out)).splitlines()) > 2]
     files.write(out / "positions.svg", text.picture(chosen, out))
     return "\n".join([text.table(results), *filled])
+
+
+# By what is reproduced: its rows, and the tables that are made of what came out.
+_TABLES = {"sensitivity": (_rows_of_images, _of_images), "text": (_rows_of_text, _of_text)}
 
 
 @account_app.callback()

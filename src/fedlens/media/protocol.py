@@ -155,6 +155,8 @@ class Medium(abc.ABC):
     algorithms: ClassVar[tuple[str, ...]] = ()  # that train its networks, beside those that name this medium themselves
     selects: ClassVar[tuple[str, ...]] = ("everyone", "attribute")  # what groups may be selected by
     judged: ClassVar[bool] = False  # whether a primary model may be asked about it
+    worded: ClassVar[bool] = False  # whether lists of words may be learnt of it
+    measured: ClassVar[bool] = False  # whether what its models draw may be held against real examples
 
     # A recipe
 

@@ -26,7 +26,7 @@ from fedlens.curators.site import Site
 from fedlens.data.population import DataError, Population
 from fedlens.ledger import Account, Item, Ledger, Spending, guarantee
 from fedlens.ledger.provenance import provenance
-from fedlens.media import reading
+from fedlens.media import opening, reading
 from fedlens.media.text.public import sentences_of
 from fedlens.media.text.reading import said
 from fedlens.models import words
@@ -222,7 +222,7 @@ def admitted(
     """The same, on the budget of the population that is meant, and where its text lies; or its owner's refusal."""
     known = resolved(Asked(data=asked.source, unit=Unit.USER, units=asked.population), owner, say)
     asked = dataclasses.replace(asked, population_name=known.budget or known.name)
-    problems = [] if known.medium == "text" else [f"it holds {known.medium}, and words are learnt of text"]
+    problems = [] if opening.medium(known.medium).worded else [f"it holds {known.medium}, which has no words"]
     if known.population != asked.population:
         problems.append(f"it has at most {known.population} users: expected --population {known.population}")
     problems += known.of_policy(

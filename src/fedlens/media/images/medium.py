@@ -45,6 +45,7 @@ class Images(Medium):
     tasks = ("T1", "T2", "T4")
     selects = ("everyone", "accuracy", "right", "wrong", "class", "attribute")
     judged = True
+    measured = True
 
     # A recipe
 

@@ -47,6 +47,7 @@ class TextMedium(Medium):
     drawn = 20_000
     rules = RULES
     tasks = ("T1", "T3")
+    worded = True
 
     # A recipe
 
