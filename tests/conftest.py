@@ -95,7 +95,7 @@ def users():
 
 
 @pytest.fixture
-def door():
+def curator_of():
     """Opens a curator with seeded noise; every part of it can be replaced."""
 
     def opened(population, plan, *, ledger=None, run="run", randomness=None, engine=None, **options):

@@ -313,7 +313,7 @@ class Choking(torch.nn.Module):
 
 
 class Leaning:
-    """A model that no file can hold: it answers by chance. What is refused at the door is here already inside."""
+    """A model that no file can hold: it answers by chance. What is refused when a file opens is here already inside."""
 
     kind, side, channels, classes = "toy", SIDE, 1, 2
 

@@ -415,7 +415,7 @@ def test_a_hostile_name_reaches_neither_the_page_nor_the_terminal(tmp_path, mode
     assert_clean(done.out.replace(str(tmp_path), ""))
 
 
-# Nothing that did not come through the door
+# Nothing that did not come through the curator
 
 
 def encoded(word):

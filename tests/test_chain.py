@@ -447,10 +447,10 @@ def answers(curator, number=1):
 
 
 @pytest.fixture
-def running(address, door, users):
+def running(address, curator_of, users):
     """A run of nine releases, of which three are made."""
     book = Ledger(address)
-    curator = door(users, plan(9), ledger=book)
+    curator = curator_of(users, plan(9), ledger=book)
     found, error = answers(curator, 3)
     assert (len(found), error) == (3, None)
     return types.SimpleNamespace(address=address, book=book, curator=curator)
@@ -539,13 +539,13 @@ def test_a_store_that_becomes_read_only_stops_a_run_until_it_is_writable_again(r
     assert running.book.verify() == []
 
 
-def test_a_disk_that_fills_up_stops_a_run_and_what_was_released_is_booked(tmp_path, door, users):
+def test_a_disk_that_fills_up_stops_a_run_and_what_was_released_is_booked(tmp_path, curator_of, users):
     """The kernel itself says no: files of this process may not grow any more."""
     path = tmp_path / "ledger.db"
     Ledger(path).close_file()
 
     def released():
-        curator = door(users, plan(500), ledger=Ledger(path))
+        curator = curator_of(users, plan(500), ledger=Ledger(path))
         resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))
         found, error = answers(curator, 500)
         return json.dumps([len(found), curator.remaining, str(error)])
@@ -556,7 +556,7 @@ def test_a_disk_that_fills_up_stops_a_run_and_what_was_released_is_booked(tmp_pa
     assert "Nothing was booked" in error
     assert booked(path) == number
     assert Ledger(path).verify() == []
-    going_on = door(users, plan(500), ledger=Ledger(path), position=number)
+    going_on = curator_of(users, plan(500), ledger=Ledger(path), position=number)
     assert answers(going_on, 5)[1] is None
     assert Ledger(path).verify() == []
 

@@ -65,19 +65,19 @@ def test_a_generator_that_is_asked_for_another_class_draws_another_picture(pair)
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
-def test_vectorised_equals_one_by_one(door, pair, labelled, chunk):
+def test_vectorised_equals_one_by_one(curator_of, pair, labelled, chunk):
     algorithm = FedAvgGan(gan=pair, batch=3, local_steps=3, local_rate=0.01, generator_batch=8)
     message = algorithm.message(algorithm.start(), torch.Generator().manual_seed(0))
     plan = Plan(sampling=Everyone(), bound=L2Clip(norm=0.05), noise_multiplier=0.0, releases=1, expected_contributors=1)
     answers = [
-        door(labelled, plan, engine=engine, examples_per_unit=9).noisy_mean(algorithm.critic_update, message)
+        curator_of(labelled, plan, engine=engine, examples_per_unit=9).noisy_mean(algorithm.critic_update, message)
         for engine in (Engine(run=one_by_one), Engine(chunk=chunk))
     ]
     torch.testing.assert_close(*answers, rtol=1e-4, atol=1e-7)
     assert trees.norm(answers[0]) > 0.05
 
 
-def test_labels_move_the_update(door, pair, labelled):
+def test_labels_move_the_update(curator_of, pair, labelled):
     """Else it would be no conditional model."""
     algorithm = FedAvgGan(gan=pair, batch=9, local_steps=1, local_rate=0.01)
     message = algorithm.message(algorithm.start(), torch.Generator().manual_seed(0))
@@ -87,7 +87,7 @@ def test_labels_move_the_update(door, pair, labelled):
     assert trees.norm(trees.add(first, second, -1.0)) > 0.1 * trees.norm(first)
 
 
-def test_it_learns_which_label_is_bright(door):
+def test_it_learns_which_label_is_bright(curator_of):
     """Class 0 is dark and class 1 bright; without noise the samples must follow the label they were asked for."""
     rng = np.random.default_rng(0)
     y = np.arange(400) % 2
@@ -105,7 +105,7 @@ def test_it_learns_which_label_is_bright(door):
     plan = Plan(
         sampling=Everyone(), bound=L2Clip(norm=5.0), noise_multiplier=0.0, releases=60, expected_contributors=20
     )
-    *_, state = algorithm.run(door(users, plan, engine=Engine(chunk=20)), algorithm.start())
+    *_, state = algorithm.run(curator_of(users, plan, engine=Engine(chunk=20)), algorithm.start())
     images, labels = algorithm.gan.drawn(trees.part(state, "generator"), 256, seed=0)
     dark, bright = (float(images[labels == label].mean()) for label in (0, 1))
     assert dark < -0.3 < 0.3 < bright

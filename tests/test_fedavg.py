@@ -153,19 +153,19 @@ def test_a_user_without_examples_sends_exactly_zero(model, adaptive, words):
     assert all(leaf.count_nonzero() == 0 for name, leaf in update.items() if name != "within")
 
 
-def test_users_without_examples_do_not_move_the_mean(door, model, crowd):
+def test_users_without_examples_do_not_move_the_mean(curator_of, model, crowd):
     algorithm = FedAvg(model=model, batch=2, local_steps=3)
     speaking = crowd.select("speaking", users=lambda user: len(user["x"]) > 0)
     assert len(speaking) == len(crowd) - 2
     answers = [
-        door(people, plan(algorithm), engine=Engine(chunk=4), examples_per_unit=14).noisy_mean(
+        curator_of(people, plan(algorithm), engine=Engine(chunk=4), examples_per_unit=14).noisy_mean(
             algorithm.update, algorithm.message(algorithm.start())
         )
         for people in (crowd, speaking)
     ]
     torch.testing.assert_close(*answers, rtol=1e-5, atol=1e-7)
     silent = dataclasses.replace(crowd, starts=crowd.starts[[1, 9]], counts=crowd.counts[[1, 9]])
-    nothing = door(silent, plan(algorithm)).noisy_mean(algorithm.update, algorithm.message(algorithm.start()))
+    nothing = curator_of(silent, plan(algorithm)).noisy_mean(algorithm.update, algorithm.message(algorithm.start()))
     assert trees.norm(nothing) == 0 < trees.norm(answers[0])
 
 
@@ -189,11 +189,11 @@ def test_the_message_holds_the_model_and_the_clip_and_nothing_else(model, adapti
 
 
 @pytest.mark.parametrize("engine", [Engine(chunk=3), Engine(chunk=100), Engine(chunk=4, workers=2)], ids=repr)
-def test_vectorised_equals_one_by_one(door, model, adaptive, crowd, engine):
+def test_vectorised_equals_one_by_one(curator_of, model, adaptive, crowd, engine):
     algorithm = FedAvg(model=model, batch=2, local_steps=3, epochs=2, adaptive=adaptive)
     message, width = algorithm.message(algorithm.start()), algorithm.examples_per_unit
     means = [
-        door(crowd, plan(algorithm), engine=kind, examples_per_unit=width).noisy_mean(algorithm.update, message)
+        curator_of(crowd, plan(algorithm), engine=kind, examples_per_unit=width).noisy_mean(algorithm.update, message)
         for kind in (Engine(run=one_by_one), engine)
     ]
     torch.testing.assert_close(*means, rtol=1e-4, atol=1e-6)
@@ -211,28 +211,28 @@ def test_an_update_can_be_vectorised(model, adaptive, crowd):
 
 
 @pytest.mark.parametrize("loudness", [0.5, 1e3, 1e38])
-def test_nobody_moves_the_mean_by_more_than_the_clip_over_the_divisor(door, model, adaptive, crowd, loudness):
+def test_nobody_moves_the_mean_by_more_than_the_clip_over_the_divisor(curator_of, model, adaptive, crowd, loudness):
     algorithm = FedAvg(model=model, batch=2, local_steps=3, local_rate=loudness, adaptive=adaptive)
     promised, message = plan(algorithm, norm=0.05), algorithm.message(algorithm.start())
-    whole = door(crowd, promised, engine=Engine(chunk=4)).noisy_mean(algorithm.update, message)
+    whole = curator_of(crowd, promised, engine=Engine(chunk=4)).noisy_mean(algorithm.update, message)
     moves = []
     for absent in range(len(crowd)):
         kept = np.delete(np.arange(len(crowd)), absent)
         others = dataclasses.replace(crowd, starts=crowd.starts[kept], counts=crowd.counts[kept])
         options = {"engine": Engine(chunk=4), "examples_per_unit": crowd.most_examples}
-        mean = door(others, promised, **options).noisy_mean(algorithm.update, message)
+        mean = curator_of(others, promised, **options).noisy_mean(algorithm.update, message)
         moves.append(float(trees.norm(trees.add(whole, mean, -1.0))))
     limit = promised.bound.norm / promised.expected_contributors
     assert max(moves) <= limit * (1 + 1e-5)
     assert max(moves) > 0.99 * limit or loudness == 1e38  # the bound is met, or all is silenced
 
 
-def test_one_user_without_noise_is_centralised_sgd(door, model):
+def test_one_user_without_noise_is_centralised_sgd(curator_of, model):
     """One batch, a clip that nobody meets, the server's step 1: the model moves as if it were here."""
     rounds, words = 6, WORDS[:4]
     alone = Population.from_arrays("alone", {"x": sequences(words)}, np.array([len(words)]))
     algorithm = FedAvg(model=model, batch=4, local_steps=1, local_rate=0.4, server=PLAIN)
-    curator = door(alone, plan(algorithm, norm=1e3, releases=rounds, expected=1.0))
+    curator = curator_of(alone, plan(algorithm, norm=1e3, releases=rounds, expected=1.0))
     states = list(algorithm.run(curator, algorithm.start()))
     for number, state in enumerate(states, 1):
         expected = minimised(model, model.init(0), [words] * number, 0.4)
@@ -250,10 +250,10 @@ def test_one_user_without_noise_is_centralised_sgd(door, model):
     ],
     ids=["Nesterov", "momentum", "Adam"],
 )
-def test_the_server_steps_along_the_mean_update(door, crowd, adaptive, server, theirs):
+def test_the_server_steps_along_the_mean_update(curator_of, crowd, adaptive, server, theirs):
     """Against torch's optimizers, fed with the answers of a curator of their own."""
     algorithm = FedAvg(model=MODELS["bigram"], batch=2, server=server, adaptive=adaptive)
-    ours, theirs_curator = (door(crowd, plan(algorithm, releases=4), engine=Engine(chunk=11)) for _ in range(2))
+    ours, theirs_curator = (curator_of(crowd, plan(algorithm, releases=4), engine=Engine(chunk=11)) for _ in range(2))
     reference = {name: leaf.clone().requires_grad_() for name, leaf in algorithm.model.init(0).items()}
     optimizer, clip = theirs(list(reference.values())), torch.tensor(0.2)
     for state in algorithm.run(ours, algorithm.start()):
@@ -284,7 +284,7 @@ def same(left, right):
 
 @pytest.mark.parametrize("crash", range(ROUNDS + 1))
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_a_run_resumed_from_any_state_ends_in_exactly_the_same_state(door, model, crowd, settings, crash):
+def test_a_run_resumed_from_any_state_ends_in_exactly_the_same_state(curator_of, model, crowd, settings, crash):
     algorithm = FedAvg(model=model, batch=2, **SETTINGS[settings])
     promised = dataclasses.replace(
         plan(algorithm, noise=0.3, releases=ROUNDS), sampling=Poisson(rate=0.6, population=len(crowd))
@@ -292,7 +292,7 @@ def test_a_run_resumed_from_any_state_ends_in_exactly_the_same_state(door, model
 
     def opened(ledger, position=0):
         few = {"examples_per_unit": algorithm.examples_per_unit}  # so that subsets are drawn as well
-        return door(crowd, promised, ledger=ledger, position=position, engine=Engine(chunk=4), **few)
+        return curator_of(crowd, promised, ledger=ledger, position=position, engine=Engine(chunk=4), **few)
 
     whole = [algorithm.start(), *algorithm.run(opened(Ledger()), algorithm.start())]
     ledger = Ledger()
@@ -314,7 +314,7 @@ def test_the_algorithm_never_sees_a_population():
 
 
 @pytest.mark.parametrize("chunk", [2, 100])
-def test_many_seeds_together_are_each_alone(door, model, adaptive, chunk):
+def test_many_seeds_together_are_each_alone(curator_of, model, adaptive, chunk):
     """With noise in the first round, without it in all: the name of a question, and its noise, hang on every bit.
 
     So does a choice among a user's examples: here nobody has too many.
@@ -328,7 +328,7 @@ def test_many_seeds_together_are_each_alone(door, model, adaptive, chunk):
         options = {"engine": Engine(chunk=2), "examples_per_unit": one.examples_per_unit}
         promised = plan(one, noise=noise, releases=3)
         return [
-            door(group, promised, run=f"run {n}", randomness=Randomness.seeded(n), **options)
+            curator_of(group, promised, run=f"run {n}", randomness=Randomness.seeded(n), **options)
             for n, group in enumerate(groups)
         ]
 
@@ -349,10 +349,10 @@ def test_the_seed_decides_about_the_first_weights_and_not_about_what_is_asked(mo
     assert members[0].seedless == members[2].seedless
 
 
-def test_members_of_different_kinds_are_refused(door, gan, crowd):
+def test_members_of_different_kinds_are_refused(curator_of, gan, crowd):
     one = FedAvg(model=MODELS["bigram"], batch=2)
     for other in (dataclasses.replace(one, epochs=2), FedAvgGan(gan=gan)):
-        together = Together([door(crowd, plan(one)) for _ in range(2)], 4)
+        together = Together([curator_of(crowd, plan(one)) for _ in range(2)], 4)
         with pytest.raises(ValueError, match="seed only"):
             next(run_together([one, other], together, [one.start(), other.start()]))
 
@@ -374,14 +374,14 @@ SERVERS = {
 
 
 @pytest.mark.parametrize(("model", "server"), [*itertools.product(["bigram"], SERVERS), ("lstm", "Nesterov")])
-def test_without_noise_the_language_is_learnt(door, model, adaptive, server):
+def test_without_noise_the_language_is_learnt(curator_of, model, adaptive, server):
     """Down to what nobody can foresee: of five words, each as likely as the next, 1.61 nats a word."""
     settings = {"batch": 5, "local_steps": 1, "local_rate": 1.0, "server": SERVERS[server], "adaptive": adaptive}
     algorithm = FedAvg(model=MODELS[model], **settings)
     people = Population.from_arrays("people", {"x": sequences(WORDS * 6)}, np.full(6, 5))
     promised = plan(algorithm, norm=1.0, releases=120, expected=6.0)
     start = algorithm.start()
-    *_, end = algorithm.run(door(people, promised, engine=Engine(chunk=6)), start)
+    *_, end = algorithm.run(curator_of(people, promised, engine=Engine(chunk=6)), start)
     targets = np.mean([len(word) + 1 for word in WORDS])
     floor = math.log(5) / targets
     assert loss(algorithm.model, start, WORDS) > 1.4
@@ -390,13 +390,13 @@ def test_without_noise_the_language_is_learnt(door, model, adaptive, server):
 
 @pytest.mark.parametrize("start", [0.002, 20.0])
 @pytest.mark.parametrize("quantile", [0.3, 0.8])
-def test_the_adaptive_clip_finds_the_quantile_of_update_norms(door, start, quantile):
+def test_the_adaptive_clip_finds_the_quantile_of_update_norms(curator_of, start, quantile):
     """Without noise and with the model held still, so that the norms stay where they are."""
     people = speakers([1, 2, 3, 4, 5, 6, 7, 8, 1, 2], seed=1)
     follow = AdaptiveClip(start=start, bit=0.5, quantile=quantile, rate=0.5)
     still = FedAvg(model=MODELS["bigram"], batch=2, local_steps=4, server=Sgd(rate=0.0), adaptive=follow)
     promised = plan(still, releases=60, expected=float(len(people)))
-    states = list(still.run(door(people, promised, engine=Engine(chunk=10)), still.start()))
+    states = list(still.run(curator_of(people, promised, engine=Engine(chunk=10)), still.start()))
     clip = math.exp(np.mean([math.log(state["clip"]) for state in states[-10:]]))
     plain = dataclasses.replace(still, adaptive=None)
     everyone = people.take(np.arange(len(people)))
@@ -410,10 +410,10 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 
 
 @on_a_gpu
-def test_a_gpu_gives_the_same_answers(door, model, adaptive, crowd):
+def test_a_gpu_gives_the_same_answers(curator_of, model, adaptive, crowd):
     algorithm = FedAvg(model=model, batch=2, adaptive=adaptive)
     ends = {}
     for device in ("cpu", "cuda"):
-        curator = door(crowd, plan(algorithm, releases=3), engine=Engine(chunk=4, device=device))
+        curator = curator_of(crowd, plan(algorithm, releases=3), engine=Engine(chunk=4, device=device))
         *_, ends[device] = algorithm.run(curator, trees.moved(algorithm.start(), device))
     torch.testing.assert_close(trees.moved(ends["cuda"], "cpu"), ends["cpu"], rtol=1e-3, atol=1e-4)

@@ -221,7 +221,7 @@ def test_a_user_without_examples_sends_exactly_zero(algorithm, message):
 
 
 def test_a_batch_without_examples_moves_nothing_even_under_decay(algorithm, message):
-    """Otherwise the width of the padding, which is about the other users, would be felt."""
+    """Otherwise the width of the padding, which is about the other users, would matter."""
     decaying = dataclasses.replace(algorithm, decay=0.1)
     mask = (torch.arange(12) < 3).float()
     wide, _ = decaying.critic_update(message, {"x": images(12), "mask": mask}, {})
@@ -363,7 +363,7 @@ SETTINGS = {
 
 
 @pytest.fixture(params=SETTINGS)
-def training(request, door, users, algorithm):
+def training(request, curator_of, users, algorithm):
     """The algorithm and a way to open its curator at any position."""
     chosen = dataclasses.replace(algorithm, **SETTINGS[request.param])
     plan = Plan(
@@ -376,7 +376,7 @@ def training(request, door, users, algorithm):
 
     def opened(ledger, position=0):
         few = {"examples_per_unit": 5}  # so that subsets are drawn as well
-        return door(users, plan, ledger=ledger, position=position, engine=Engine(chunk=4), **few)
+        return curator_of(users, plan, ledger=ledger, position=position, engine=Engine(chunk=4), **few)
 
     return chosen, opened
 
@@ -458,7 +458,7 @@ def crowd(brightness, count=16, each=8):
 
 @pytest.mark.parametrize("brightness", [0.6, -0.6], ids=["bright users", "dark users"])
 @pytest.mark.parametrize("adaptive", [False, True], ids=["fixed clip", "adaptive clip"])
-def test_samples_take_on_the_brightness_of_the_users(door, gan, brightness, adaptive):
+def test_samples_take_on_the_brightness_of_the_users(curator_of, gan, brightness, adaptive):
     algorithm = FedAvgGan(
         gan=gan,
         batch=4,
@@ -471,7 +471,7 @@ def test_samples_take_on_the_brightness_of_the_users(door, gan, brightness, adap
     )
     bound = UpdateAndBit(bit=0.2) if adaptive else L2Clip(norm=1.0)
     plan = Plan(sampling=Everyone(), bound=bound, noise_multiplier=0.0, releases=70, expected_contributors=16.0)
-    curator = door(crowd(brightness), plan, engine=Engine(chunk=16))
+    curator = curator_of(crowd(brightness), plan, engine=Engine(chunk=16))
     states = [algorithm.start(), *algorithm.run(curator, algorithm.start())]
 
     def mean(state):
@@ -483,7 +483,7 @@ def test_samples_take_on_the_brightness_of_the_users(door, gan, brightness, adap
 
 @pytest.mark.parametrize("start", [0.002, 5.0])
 @pytest.mark.parametrize("quantile", [0.3, 0.8])
-def test_the_adaptive_clip_finds_the_quantile_of_update_norms(door, algorithm, users, start, quantile):
+def test_the_adaptive_clip_finds_the_quantile_of_update_norms(curator_of, algorithm, users, start, quantile):
     """Without noise and with the critic held still, so that the norms stay where they are."""
     still = dataclasses.replace(
         algorithm,
@@ -498,7 +498,7 @@ def test_the_adaptive_clip_finds_the_quantile_of_update_norms(door, algorithm, u
         releases=60,
         expected_contributors=float(len(users)),
     )
-    states = list(still.run(door(users, plan, engine=Engine(chunk=11)), still.start()))
+    states = list(still.run(curator_of(users, plan, engine=Engine(chunk=11)), still.start()))
     clip = np.exp(np.mean([math.log(state["clip"]) for state in states[-10:]]))
     message = still.message(states[-1], torch.Generator().manual_seed(0))
     norms = []

@@ -166,9 +166,9 @@ def people() -> Population:
     return speakers([[*COMMON, secret, *(["motion"] if n % 4 == 0 else [])] for n, secret in enumerate(secrets)])
 
 
-def test_frequent_words_come_out_and_single_ones_do_not(door, people) -> None:
+def test_frequent_words_come_out_and_single_ones_do_not(curator_of, people) -> None:
     algorithm, ledger = private(plan()), Ledger()
-    curator = door(people, plan(), ledger=ledger, engine=Engine(chunk=64), examples_per_unit=6)
+    curator = curator_of(people, plan(), ledger=ledger, engine=Engine(chunk=64), examples_per_unit=6)
     state = last(algorithm, curator)
     found = dict(algorithm.result(state))
     assert found.keys() == {*COMMON, "motion"}
@@ -181,12 +181,12 @@ def test_frequent_words_come_out_and_single_ones_do_not(door, people) -> None:
     assert vocabulary.provenance == "charged release of frequent words: epsilon 8 at delta 1e-06"
 
 
-def test_a_word_of_one_user_stays_with_that_user(door, people) -> None:
+def test_a_word_of_one_user_stays_with_that_user(curator_of, people) -> None:
     """At most one cell in ten releases is expected to come through by noise alone, and no secret is one cell."""
     promised, came_out = plan(), []
     truth = {*COMMON, "motion"}
     for seed in range(10):
-        curator = door(
+        curator = curator_of(
             people, promised, randomness=Randomness.seeded(seed), engine=Engine(chunk=64), examples_per_unit=6
         )
         found = private(promised).result(last(private(promised), curator))
@@ -195,18 +195,18 @@ def test_a_word_of_one_user_stays_with_that_user(door, people) -> None:
     assert not any(len(word) == 6 for word in came_out)
 
 
-def test_noise_alone_gives_no_words(door) -> None:
+def test_noise_alone_gives_no_words(curator_of) -> None:
     nobody, promised = speakers([[]] * USERS), plan()
-    curator = door(nobody, promised, examples_per_unit=6)
+    curator = curator_of(nobody, promised, examples_per_unit=6)
     assert private(promised).result(last(private(promised), curator)) == []
     assert curator.remaining > 0  # what is not needed is not spent
 
 
-def test_a_run_resumes_from_every_state(door, people) -> None:
+def test_a_run_resumes_from_every_state(curator_of, people) -> None:
     algorithm, options = private(plan()), {"engine": Engine(chunk=64), "examples_per_unit": 6}
-    states = [algorithm.start(), *algorithm.run(door(people, plan(), **options), algorithm.start())]
+    states = [algorithm.start(), *algorithm.run(curator_of(people, plan(), **options), algorithm.start())]
     for position, state in enumerate(states[:-1]):
-        *_, end = algorithm.run(door(people, plan(), position=position, **options), state)
+        *_, end = algorithm.run(curator_of(people, plan(), position=position, **options), state)
         assert all(torch.equal(end[name], states[-1][name]) for name in end)
 
 

@@ -781,10 +781,10 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_data_that_a_sampler_does_not_fit_are_refused_before_anything_is_charged(door, name):
+def test_data_that_a_sampler_does_not_fit_are_refused_before_anything_is_charged(curator_of, name):
     (sampling, people, told), ledger = WRONG[name], Ledger()
     with pytest.raises(ValueError, match=told) as caught:
-        door(people, plan(sampling=sampling), ledger=ledger).noisy_mean(send, MESSAGE)
+        curator_of(people, plan(sampling=sampling), ledger=ledger).noisy_mean(send, MESSAGE)
     assert ledger.spent("run", "train") == 0
     assert not list(ledger.entries())
     assert "7" not in str(caught.value)
@@ -800,9 +800,9 @@ def test_data_that_a_sampler_does_not_fit_are_refused_before_anything_is_charged
         (Everyone(), SELECTED),
     ],
 )
-def test_data_that_a_sampler_fits_are_let_in_and_charged(door, sampling, people):
+def test_data_that_a_sampler_fits_are_let_in_and_charged(curator_of, sampling, people):
     ledger = Ledger()
-    door(people, plan(sampling=sampling), ledger=ledger).noisy_mean(send, MESSAGE)
+    curator_of(people, plan(sampling=sampling), ledger=ledger).noisy_mean(send, MESSAGE)
     assert ledger.spent("run", "train") == 1
 
 
@@ -822,13 +822,15 @@ def test_examples_have_no_slots():
 # release that is asked again after a crash, with another message, secret or engine, keeps its number and is charged
 # anew: the same group answers again. The ledger then states the cost of fewer turns than were taken (here of 1
 # instead of 4).
-def test_a_group_that_is_asked_again_suffers_again(door):
+def test_a_group_that_is_asked_again_suffers_again(curator_of):
     people, ledger = vectors(np.eye(4)), Ledger()
     promised = plan(sampling=Balanced(groups=4, population=4), noise=5.0, releases=4)
     answered = 0
     for number in range(4):
         try:
-            door(people, promised, ledger=ledger, position=0).noisy_mean(send, {"m": torch.tensor([float(number)])})
+            curator_of(people, promised, ledger=ledger, position=0).noisy_mean(
+                send, {"m": torch.tensor([float(number)])}
+            )
             answered += 1
         except (ValueError, RuntimeError):
             break
@@ -853,13 +855,13 @@ def displaced(units, size, releases):
 
 # Once wrong: units that remember whether they were asked carry what we displaced into later releases. Without us
 # nobody is left out here; with us somebody is, each time, and in the last release all who ever were can say so at
-# once. The price of a fixed size (and of a cap that is met) holds for units without memory only; the door accepts
+# once. The price of a fixed size (and of a cap that is met) holds for units without memory only; the curator takes
 # both together.
-def test_what_others_remember_of_our_displacing_them_is_paid_for_or_refused(door):
+def test_what_others_remember_of_our_displacing_them_is_paid_for_or_refused(curator_of):
     size, releases, noise, delta = 40, 10, 10.0, 1e-5
     promised = plan(sampling=FixedSize(size=size, population=size + 1), noise=noise, releases=releases)
     try:
-        door(vectors(np.eye(size + 1)), promised, memory={"asked": torch.zeros(size + 1)})
+        curator_of(vectors(np.eye(size + 1)), promised, memory={"asked": torch.zeros(size + 1)})
     except ValueError:
         return
     # Nine silent releases; then everyone sends 1 if asked every time, else -1 (we: -1): the sum is `size` without us.
@@ -875,11 +877,11 @@ def test_what_others_remember_of_our_displacing_them_is_paid_for_or_refused(door
 
 # Once wrong: nothing ties the unit of a plan to the units of the data. A plan per user on a population by example
 # states a guarantee per user, while one user moves the sum by as many bounds as it has examples.
-def test_a_promise_per_user_is_refused_on_data_by_example(door):
+def test_a_promise_per_user_is_refused_on_data_by_example(curator_of):
     people = Population.from_arrays("people", {"x": np.ones((30, 1), np.float32)}, np.array([30]))
     assert len(people.by_example()) == 30
     with pytest.raises(ValueError, match="unit"):
-        door(people.by_example(), plan(unit=Unit.USER))
+        curator_of(people.by_example(), plan(unit=Unit.USER))
 
 
 # Bounds
@@ -945,25 +947,25 @@ def test_signs_that_are_sparse_already_stay_as_they_are(rows, k, seed):
 
 @pytest.mark.parametrize("engine", [Engine(run=one_by_one), Engine(chunk=2), Engine(chunk=9)])
 @pytest.mark.parametrize("bound", [RowClip(row_norm=3.0, rows=2), TopKSign(k=2, rows=2)])
-def test_the_wrong_number_of_rows_counts_as_zero_and_nobody_is_told(door, bound, engine):
+def test_the_wrong_number_of_rows_counts_as_zero_and_nobody_is_told(curator_of, bound, engine):
     def contribute(message, examples, memory):
         rows = 3 if examples["x"][0, 0] < 0 else 2
         return {"update": examples["x"][0, :2].expand(rows, 2)}, memory
 
     people = vectors([[1.0, 1.0], [-1.0, 1.0], [1.0, -1.0]])
-    answer = door(people, plan(bound=bound, noise=0.0), engine=engine).noisy_mean(contribute, MESSAGE)["update"]
+    answer = curator_of(people, plan(bound=bound, noise=0.0), engine=engine).noisy_mean(contribute, MESSAGE)["update"]
     assert answer.tolist() == [[2.0, 0.0], [2.0, 0.0]]
 
 
 @pytest.mark.parametrize("bound", [RowClip(row_norm=1.0, rows=2), TopKSign(k=2, rows=2)])
 @pytest.mark.parametrize("shape", [(3, 2), (1,), ()])
-def test_the_wrong_number_of_rows_on_the_blank_fails_openly_before_anything_is_charged(door, bound, shape):
+def test_the_wrong_number_of_rows_on_the_blank_fails_openly_before_anything_is_charged(curator_of, bound, shape):
     def contribute(message, examples, memory):
         return {"update": torch.zeros(shape)}, memory
 
     ledger = Ledger()
     with pytest.raises(ValueError, match="rows=2"):
-        door(vectors(np.eye(3)), plan(bound=bound), ledger=ledger).noisy_mean(contribute, MESSAGE)
+        curator_of(vectors(np.eye(3)), plan(bound=bound), ledger=ledger).noisy_mean(contribute, MESSAGE)
     assert ledger.spent("run", "train") == 0
 
 

@@ -166,8 +166,8 @@ def message(value):
     return {"m": torch.tensor(float(value))}
 
 
-def asked(door, ledger, memory, position=0, population=CROWD, value=1):
-    curator = door(
+def asked(curator_of, ledger, memory, position=0, population=CROWD, value=1):
+    curator = curator_of(
         population,
         plan(),
         ledger=ledger,
@@ -191,16 +191,16 @@ class Interrupted(Population):
         return super().take(*given, **options)
 
 
-def test_a_question_asked_again_of_torn_rows_is_another_one_under_other_noise(door):
+def test_a_question_asked_again_of_torn_rows_is_another_one_under_other_noise(curator_of):
     Interrupted.reads = 0
     broken = Interrupted(CROWD.name, CROWD.columns, CROWD.starts, CROWD.counts)
     ledger, torn = Ledger(), Memory(KEPT)
     with pytest.raises(KeyboardInterrupt):
-        asked(door, ledger, torn, population=broken)
+        asked(curator_of, ledger, torn, population=broken)
     assert 0 < (held(torn)["kept"].abs().sum(1) > 0).sum() < 8
-    again = asked(door, ledger, torn)
+    again = asked(curator_of, ledger, torn)
     assert ledger.spent("run", "train") == 2
-    whole = asked(door, ledger, Memory(KEPT))  # the very first question: paid for, and answered at last
+    whole = asked(curator_of, ledger, Memory(KEPT))  # the very first question: paid for, and answered at last
     assert ledger.spent("run", "train") == 2
     assert abs(torch.corrcoef(torch.stack([again, whole]))[0, 1]) < 0.25
 
@@ -352,12 +352,12 @@ def test_what_was_damaged_is_refused(tmp_path, damage):
 
 
 @pytest.mark.parametrize("engine", [Engine(), Engine(chunk=3), Engine(chunk=3, workers=2)], ids=repr)
-def test_a_resumed_run_asks_the_same_questions_and_gets_the_same_answers(door, tmp_path, scratch, engine):
+def test_a_resumed_run_asks_the_same_questions_and_gets_the_same_answers(curator_of, tmp_path, scratch, engine):
     ledger, promised = Ledger(), plan(sampling=Poisson(rate=0.5, population=8, capped=False))
 
     def opened(memory, position):
         options = {"randomness": SECRET, "engine": engine, "ledger": ledger}
-        return door(CROWD, promised, memory=memory, position=position, **options)
+        return curator_of(CROWD, promised, memory=memory, position=position, **options)
 
     curator, answers = opened(Memory(KEPT, scratch=scratch), 0), []
     for position in range(4):
@@ -372,7 +372,7 @@ def test_a_resumed_run_asks_the_same_questions_and_gets_the_same_answers(door, t
     assert len(set(ledger.queries("run", "train"))) == 4
 
 
-def test_a_question_is_another_one_after_another_history(door):
+def test_a_question_is_another_one_after_another_history(curator_of):
     """Rows that came out alike are enough to be safe, but not to be free: nobody compares them."""
     ledger = Ledger()
     for history in ([], [2], [3]):
@@ -380,7 +380,7 @@ def test_a_question_is_another_one_after_another_history(door):
         for value in history:
             with memory.updated_by(f"before {value}"):
                 pass
-        asked(door, ledger, memory, position=1)
+        asked(curator_of, ledger, memory, position=1)
     assert ledger.spent("run", "train") == 3
     assert len(set(ledger.queries("run", "train"))) == 3
 
@@ -402,7 +402,7 @@ class Counted:
         return types.SimpleNamespace(update=update, digest=real.digest, hexdigest=real.hexdigest)
 
 
-def test_rows_are_hashed_once_however_many_and_whatever_is_asked(door, monkeypatch):
+def test_rows_are_hashed_once_however_many_and_whatever_is_asked(curator_of, monkeypatch):
     counted = Counted()
     monkeypatch.setattr(memories, "hashlib", counted)
     monkeypatch.setattr(trees, "hashlib", counted)
@@ -415,7 +415,7 @@ def test_rows_are_hashed_once_however_many_and_whatever_is_asked(door, monkeypat
         counted.bytes = 0
         memory = Memory({"kept": torch.zeros(8, width)})
         assert 8 * 4 * width < counted.bytes < 8 * 4 * width + 100
-        curator = door(CROWD, plan(), memory=memory, engine=Engine(chunk=4))
+        curator = curator_of(CROWD, plan(), memory=memory, engine=Engine(chunk=4))
         counted.bytes = 0
         for value in range(4):
             curator.noisy_mean(noting, message(value))
@@ -423,40 +423,42 @@ def test_rows_are_hashed_once_however_many_and_whatever_is_asked(door, monkeypat
     assert grown[10] == grown[100_000] < 4 * 1000
 
 
-def test_a_row_for_every_unit_or_none(door):
+def test_a_row_for_every_unit_or_none(curator_of):
     for units in (7, 9):
         with pytest.raises(ValueError, match="Expected a row of memory for every unit"):
-            door(CROWD, plan(), memory={"kept": torch.zeros(units, 300)})
+            curator_of(CROWD, plan(), memory={"kept": torch.zeros(units, 300)})
 
 
-def test_who_keeps_what_nobody_gave_is_told_before_anything_is_charged(door):
+def test_who_keeps_what_nobody_gave_is_told_before_anything_is_charged(curator_of):
     def inventing(message, examples, memory):
         return {"update": examples["x"][0]}, {"new": torch.zeros(1)}
 
     ledger = Ledger()
     with pytest.raises(ValueError, match="Expected units to keep what they were given"):
-        door(CROWD, plan(), ledger=ledger).noisy_mean(inventing, message(0))
+        curator_of(CROWD, plan(), ledger=ledger).noisy_mean(inventing, message(0))
     assert ledger.spent("run", "train") == 0
 
 
 @pytest.mark.parametrize("engine", [Engine(), Engine(chunk=3)], ids=repr)
-def test_a_unit_that_keeps_something_of_another_shape_is_silent_and_keeps_what_it_had(door, engine):
+def test_a_unit_that_keeps_something_of_another_shape_is_silent_and_keeps_what_it_had(curator_of, engine):
     def moody(message, examples, memory):
         shape = (2,) if len(examples["x"].shape) and float(examples["x"][0, 0]) > 0 else ()
         return {"update": examples["x"][0]}, {"kept": (memory["kept"] + 1).expand(shape)}
 
     people = vectors([[-0.1], [0.5], [-0.2]])
-    curator = door(people, plan(noise=0.0), memory={"kept": torch.zeros(3)}, engine=engine)
+    curator = curator_of(people, plan(noise=0.0), memory={"kept": torch.zeros(3)}, engine=engine)
     assert curator.noisy_mean(moody, message(0))["update"].item() == pytest.approx(-0.15, abs=1e-6)
     assert held(curator.memory)["kept"].tolist() == [1.0, 0.0, 1.0]
 
 
-def test_all_units_that_keep_something_of_another_shape_are_silent_in_one_pass_as_well(door):
+def test_all_units_that_keep_something_of_another_shape_are_silent_in_one_pass_as_well(curator_of):
     def growing(message, examples, memory):
         there = examples["mask"].sum()
         return {"update": examples["x"][0]}, {"kept": memory["kept"] + there} if message["m"] == 0 else {}
 
-    curator = door(vectors([[0.5], [0.2]]), plan(noise=0.0), memory={"kept": torch.zeros(2)}, engine=Engine(chunk=2))
+    curator = curator_of(
+        vectors([[0.5], [0.2]]), plan(noise=0.0), memory={"kept": torch.zeros(2)}, engine=Engine(chunk=2)
+    )
     curator.settle(growing, message(0))
     assert curator.noisy_mean(growing, message(1))["update"].item() == 0
     assert held(curator.memory)["kept"].tolist() == [0.0, 0.0]

@@ -182,14 +182,14 @@ def test_a_word_is_as_likely_as_what_the_alphabet_shows_of_it(words: list[str]) 
 # At real noise
 
 
-def test_one_release_for_everyone(door) -> None:
+def test_one_release_for_everyone(curator_of) -> None:
     users = [["the", "court", "it is"]] * 150 + [["the", "court", "zyx"]]
     columns = {"x": np.concatenate([unit(own)["x"].numpy() for own in users])}
     people = Population.from_arrays("people", columns, np.array([3] * len(users)))
     blank = Plan(sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=1, releases=1, expected_contributors=150)
     promised = blank.calibrated(4.0, 1e-6)
     algorithm = Ngrams(noise=promised.stddev / promised.expected_contributors, examples_per_unit=3, deviations=4.5)
-    curator = door(people, promised, engine=Engine(chunk=32), examples_per_unit=3)
+    curator = curator_of(people, promised, engine=Engine(chunk=32), examples_per_unit=3)
     (state,) = algorithm.run(curator, algorithm.start())
     assert curator.remaining == 0
     assert list(algorithm.run(curator, state)) == []

@@ -1,4 +1,4 @@
-"""The noise as it leaves the door: its size, its tails, its independence, and that it is never used twice."""
+"""The noise as it leaves the curator: its size, its tails, its independence, and that it is never used twice."""
 
 import math
 import multiprocessing
@@ -23,7 +23,7 @@ def silence(message, examples, memory):
     return {"a": torch.zeros(COORDINATES // 2), "b": torch.zeros(COORDINATES // 4, 2)}, memory
 
 
-def curator(ledger=None, randomness=None, **options):
+def curator_of(ledger=None, randomness=None, **options):
     plan = Plan(
         sampling=Everyone(),
         bound=L2Clip(norm=NORM),
@@ -45,16 +45,16 @@ def curator(ledger=None, randomness=None, **options):
     )
 
 
-def asked(door, value=0.0):
-    answer = door.noisy_mean(silence, {"m": torch.tensor([value])})
+def asked(curator, value=0.0):
+    answer = curator.noisy_mean(silence, {"m": torch.tensor([value])})
     return torch.cat([answer[name].flatten() for name in sorted(answer)]).double().numpy() / (NOISE * NORM)
 
 
 @pytest.fixture(scope="module")
 def noise():
     """Twelve releases of pure noise, in units of the promised standard deviation."""
-    door = curator()
-    return np.stack([asked(door) for _ in range(RELEASES)])
+    curator = curator_of()
+    return np.stack([asked(curator) for _ in range(RELEASES)])
 
 
 def test_every_release_has_the_promised_variance(noise):
@@ -91,7 +91,7 @@ def test_coordinates_are_independent_of_each_other(noise, lag):
 
 
 def test_the_released_sum_lies_on_the_promised_grid(noise):
-    grid = curator()._plan.grid
+    grid = curator_of()._plan.grid
     steps = noise * NOISE * NORM / grid
     small = np.abs(steps) < 2**24  # single precision, in which answers travel, holds these exactly
     assert small.mean() > 0.2
@@ -101,19 +101,19 @@ def test_the_released_sum_lies_on_the_promised_grid(noise):
 
 def test_a_resumed_run_meets_its_old_noise_for_old_questions_and_fresh_noise_for_new_ones(noise):
     ledger = Ledger()
-    first = asked(curator(ledger))
-    again = curator(ledger)
+    first = asked(curator_of(ledger))
+    again = curator_of(ledger)
     np.testing.assert_array_equal(asked(again), first)  # the same question: nothing new is told, nothing is charged
     assert ledger.spent("run", "train") == 1
-    other = asked(curator(ledger), value=1.0)  # a changed message, at the same place
+    other = asked(curator_of(ledger), value=1.0)  # a changed message, at the same place
     assert abs(np.corrcoef(first, other)[0, 1]) < 5 / math.sqrt(COORDINATES)
     assert ledger.spent("run", "train") == 2
-    later = asked(curator(ledger, position=1))
+    later = asked(curator_of(ledger, position=1))
     np.testing.assert_array_equal(later, noise[1])
 
 
-def ask_in_a_fork(door, value, end):
-    end.send(asked(door, value))
+def ask_in_a_fork(curator, value, end):
+    end.send(asked(curator, value))
 
 
 def test_forked_processes_share_no_noise_unless_they_ask_the_same(tmp_path):
@@ -121,9 +121,9 @@ def test_forked_processes_share_no_noise_unless_they_ask_the_same(tmp_path):
     torch.set_num_threads(1)
     fork, answers = multiprocessing.get_context("fork"), []
     for number, value in enumerate((0.0, 0.0, 1.0)):
-        door = curator(Ledger(tmp_path / f"{number}.db"))
+        curator = curator_of(Ledger(tmp_path / f"{number}.db"))
         mine, theirs = fork.Pipe(duplex=False)
-        child = fork.Process(target=ask_in_a_fork, args=(door, value, theirs))
+        child = fork.Process(target=ask_in_a_fork, args=(curator, value, theirs))
         child.start()
         answers.append(mine.recv() if mine.poll(60) else None)
         child.join(30)
@@ -133,5 +133,5 @@ def test_forked_processes_share_no_noise_unless_they_ask_the_same(tmp_path):
 
 
 def test_two_runs_never_meet_the_same_noise():
-    one, two = (asked(curator(randomness=Randomness.secret())) for _ in range(2))
+    one, two = (asked(curator_of(randomness=Randomness.secret())) for _ in range(2))
     assert abs(np.corrcoef(one, two)[0, 1]) < 5 / math.sqrt(COORDINATES)

@@ -305,14 +305,16 @@ def test_a_process_that_dies_without_a_word_costs_nothing_after_its_first_round(
     assert lines == [1, 2, 3, 4]  # rounds done again do not appear twice
 
 
-def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(door):
+def test_the_same_question_meets_the_same_noise_whatever_the_order_of_its_names(curator_of):
     """A checkpoint gives a message back in the order of the alphabet. Two answers would cost one and cancel noise."""
     recipe, book = Recipe.parsed(TINY), Ledger()
     algorithm, (population, _) = recipe.built(), data.digits(30)
     message = algorithm.message(algorithm.start(), torch.Generator().manual_seed(0))
     answers = []
     for names in (list(message), sorted(message), list(message)[::-1]):
-        curator = door(population, recipe.plans["train"], ledger=book, engine=Engine(chunk=8), examples_per_unit=8)
+        curator = curator_of(
+            population, recipe.plans["train"], ledger=book, engine=Engine(chunk=8), examples_per_unit=8
+        )
         answers.append(curator.noisy_mean(algorithm.critic_update, {name: message[name] for name in names}))
     assert book.spent("run", "train") == 1
     assert_same(answers[0], answers[1])

@@ -310,27 +310,27 @@ def verdicts(population):
     return side(population).asked(LEARNING.stage("thresholds", "thresholds"), {})
 
 
-def learnt(door, population, noise=4.0, seed=0, **options):
+def learnt(curator_of, population, noise=4.0, seed=0, **options):
     stage = LEARNING.stage("thresholds", "thresholds")
     plan = dataclasses.replace(stage.plan, noise_multiplier=noise)
-    curator = door(verdicts(population), plan, randomness=Randomness.seeded(seed), stage=stage.name, **options)
+    curator = curator_of(verdicts(population), plan, randomness=Randomness.seeded(seed), stage=stage.name, **options)
     (state,) = stage.algorithm.run(curator, stage.start())
     return quantiles(stage.algorithm.result(state), LEARNING.quantiles)
 
 
-def test_learnt_thresholds_are_close_to_the_true_quantiles(door):
+def test_learnt_thresholds_are_close_to_the_true_quantiles(curator_of):
     population, accuracies = spread(400)
     true = {level: np.quantile(accuracies, level) for level in (0.25, 0.75)}
     for seed in range(8):
-        found = learnt(door, population.only("x", "y"), seed=seed)
+        found = learnt(curator_of, population.only("x", "y"), seed=seed)
         assert list(found) == [0.25, 0.75]
         assert all(abs(found[level] - true[level]) < 0.06 for level in true), (found, true)
         assert not any(found[level] == true[level] for level in true)
 
 
-def test_without_noise_they_are_right_within_a_bin(door):
+def test_without_noise_they_are_right_within_a_bin(curator_of):
     population, accuracies = spread(300)
-    found = learnt(door, population.only("x", "y"), noise=0.0)
+    found = learnt(curator_of, population.only("x", "y"), noise=0.0)
     assert all(abs(found[level] - np.quantile(accuracies, level)) <= 1 / 25 for level in found)
 
 
@@ -415,7 +415,7 @@ def two_users():
     return [{name: leaf[user] for name, leaf in taken.items()} for user in range(2)]
 
 
-def test_the_release_is_charged_before_a_user_is_read(door, monkeypatch):
+def test_the_release_is_charged_before_a_user_is_read(curator_of, monkeypatch):
     book, read = Ledger(), []
     take = Population.take
 
@@ -424,13 +424,13 @@ def test_the_release_is_charged_before_a_user_is_read(door, monkeypatch):
         return take(self, *given, **options)
 
     monkeypatch.setattr(Population, "take", watched)
-    learnt(door, spread(5)[0].only("x", "y"), ledger=book)
+    learnt(curator_of, spread(5)[0].only("x", "y"), ledger=book)
     assert read == [1] * 5
 
 
-def test_the_same_question_is_answered_alike_and_other_verdicts_are_another_question(door):
+def test_the_same_question_is_answered_alike_and_other_verdicts_are_another_question(curator_of):
     book, population = Ledger(), spread(30)[0].only("x", "y")
-    assert learnt(door, population, ledger=book) == learnt(door, population, ledger=book)
+    assert learnt(curator_of, population, ledger=book) == learnt(curator_of, population, ledger=book)
     assert book.spent("run", "thresholds") == 1
     with pytest.raises(PrivacySpentError):
-        learnt(door, spread(30, seed=1)[0].only("x", "y"), ledger=book)
+        learnt(curator_of, spread(30, seed=1)[0].only("x", "y"), ledger=book)

@@ -83,19 +83,19 @@ def population(request, users):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
 @pytest.mark.parametrize("population", [Unit.USER, Unit.EXAMPLE], indirect=True)
-def test_vectorised_equals_one_by_one(door, algorithm, population, chunk, workers):
+def test_vectorised_equals_one_by_one(curator_of, algorithm, population, chunk, workers):
     unit = Unit.EXAMPLE if population.name.endswith("examples") else Unit.USER
     promised = plan(bound=bound_for(algorithm), unit=unit)
     cohort = np.flatnonzero(np.random.default_rng(0).random(len(population)) < 0.7)
     message, sums = first_message(algorithm), []
     for engine in (Engine(run=one_by_one), Engine(chunk=chunk, workers=workers)):
-        curator = door(population, promised, engine=engine, examples_per_unit=algorithm.examples_per_unit)
+        curator = curator_of(population, promised, engine=engine, examples_per_unit=algorithm.examples_per_unit)
         sums.append(bounded_sum(curator, algorithm.critic_update, message, cohort))
     torch.testing.assert_close(*sums, rtol=1e-4, atol=1e-6 * promised.bound.norm)
     assert trees.norm(sums[0]) > 0.1 * promised.bound.norm
 
 
-def test_one_by_one_equals_a_loop_over_users_without_padding(door, algorithm, users):
+def test_one_by_one_equals_a_loop_over_users_without_padding(curator_of, algorithm, users):
     """The oracle's oracle: every user alone, with its own examples and nothing else."""
     promised, message = plan(bound=bound_for(algorithm), expected=5.0), first_message(algorithm)
     total = None
@@ -103,7 +103,7 @@ def test_one_by_one_equals_a_loop_over_users_without_padding(door, algorithm, us
         own = {"x": torch.from_numpy(users.columns["x"][start : start + count]), "mask": torch.ones(count)}
         bounded = promised.bound(algorithm.critic_update(message, own, {})[0])
         total = bounded if total is None else trees.add(total, bounded)
-    answer = door(users, promised, engine=Engine(run=one_by_one)).noisy_mean(algorithm.critic_update, message)
+    answer = curator_of(users, promised, engine=Engine(run=one_by_one)).noisy_mean(algorithm.critic_update, message)
     torch.testing.assert_close(answer, trees.scaled(total, 1 / 5.0), rtol=1e-4, atol=1e-6 * promised.bound.norm)
     assert trees.norm(answer) > 0.1 * promised.bound.norm
 
@@ -121,10 +121,10 @@ def test_the_measured_engine_gives_the_same_answer(users, algorithm):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_a_gpu_gives_the_same_answer(door, algorithm, users, chunk):
+def test_a_gpu_gives_the_same_answer(curator_of, algorithm, users, chunk):
     promised, message = plan(bound=bound_for(algorithm), noise=0.5, expected=5.0), first_message(algorithm)
-    oracle = door(users, promised, engine=Engine(run=one_by_one)).noisy_mean(algorithm.critic_update, message)
-    curator = door(users, promised, engine=Engine(device="cuda", chunk=chunk))
+    oracle = curator_of(users, promised, engine=Engine(run=one_by_one)).noisy_mean(algorithm.critic_update, message)
+    curator = curator_of(users, promised, engine=Engine(device="cuda", chunk=chunk))
     answer = trees.moved(curator.noisy_mean(algorithm.critic_update, message), "cpu")
     torch.testing.assert_close(answer, oracle, rtol=1e-3, atol=1e-4 * promised.bound.norm)
 
@@ -138,7 +138,7 @@ def rows():
 
 
 @pytest.mark.parametrize("norm", [0.05, 1.0, 1000.0])
-def test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads(door, rows, norm):
+def test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads(curator_of, rows, norm):
     promised, people = plan(bound=L2Clip(norm=norm)), vectors(rows)
     steps = sum(
         torch.trunc(promised.bound({"update": row})["update"].double() / promised.grid)
@@ -148,7 +148,7 @@ def test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads(door, rows
     for cohort, (chunk, workers) in itertools.product(
         (np.arange(40), np.arange(40)[::-1], order), [(1, 1), (3, 1), (7, 2), (100, 1)]
     ):
-        curator = door(people, promised, engine=Engine(chunk=chunk, workers=workers))
+        curator = curator_of(people, promised, engine=Engine(chunk=chunk, workers=workers))
         total = bounded_sum(curator, send, MESSAGE, cohort)["update"]
         assert total.dtype == torch.float64
         assert torch.equal(total, steps * promised.grid)
@@ -161,9 +161,9 @@ def test_the_grid_is_a_power_of_two_far_below_the_bound():
         assert norm * 2**-25 < grid <= norm * 2**-24
 
 
-def test_quiet_contributions_arrive_almost_unchanged(door, rows):
+def test_quiet_contributions_arrive_almost_unchanged(curator_of, rows):
     quiet = rows[:20]
-    answer = door(vectors(quiet), plan(bound=L2Clip(norm=100.0))).noisy_mean(send, MESSAGE)["update"]
+    answer = curator_of(vectors(quiet), plan(bound=L2Clip(norm=100.0))).noisy_mean(send, MESSAGE)["update"]
     np.testing.assert_allclose(answer.numpy(), quiet.sum(0), rtol=1e-6, atol=20 * 100 * 2.0**-24)
 
 
@@ -221,12 +221,12 @@ def test_a_bit_that_is_a_vector_is_bounded_all_the_same():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_contributions_of_any_precision_are_bounded(door, dtype):
+def test_contributions_of_any_precision_are_bounded(curator_of, dtype):
     def contribute(message, examples, memory):
         return {"update": examples["x"][0].to(dtype)}, memory
 
     rows = np.random.default_rng(0).uniform(1, 200, (12, 9))
-    curator = door(vectors(rows), plan(), engine=Engine(chunk=4))
+    curator = curator_of(vectors(rows), plan(), engine=Engine(chunk=4))
     for unit in range(12):
         alone = bounded_sum(curator, contribute, MESSAGE, [unit])["update"]
         assert math.fsum(value**2 for value in alone.tolist()) <= 1.0
@@ -234,27 +234,27 @@ def test_contributions_of_any_precision_are_bounded(door, dtype):
 
 
 @pytest.mark.parametrize("norm", [1e-40, 1e-30, 1e-25, 1e-10, 1e10, 1e25, 1e38])
-def test_extreme_bounds_are_refused_or_hold(door, norm):
+def test_extreme_bounds_are_refused_or_hold(curator_of, norm):
     try:
         promised = plan(bound=L2Clip(norm=norm))
     except ValueError:
         return
     for scale in (1e-2, 1e2, 1e4):
         loud = np.array([[3, 4, 5]]) * min(norm * scale, 1e37)
-        total = bounded_sum(door(vectors(loud), promised), send, MESSAGE, [0])["update"]
+        total = bounded_sum(curator_of(vectors(loud), promised), send, MESSAGE, [0])["update"]
         assert math.hypot(*total.tolist()) <= norm
 
 
 @pytest.mark.parametrize("loudness", [1e3, 1e6, 1e12, 1e20, 1e30, math.inf, math.nan])
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
-def test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound(door, algorithm, users, engine, loudness):
+def test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound(curator_of, algorithm, users, engine, loudness):
     promised, message = plan(bound=bound_for(algorithm)), first_message(algorithm)
     x = users.columns["x"].copy()
     with np.errstate(over="ignore"):
         x[: users.counts[0]] *= np.float32(loudness)
     loud = dataclasses.replace(users, columns={"x": x})
     everyone = np.arange(len(users))
-    curator = door(loud, promised, engine=engine)
+    curator = curator_of(loud, promised, engine=engine)
     whole = bounded_sum(curator, algorithm.critic_update, message, everyone)
     without = bounded_sum(curator, algorithm.critic_update, message, everyone[1:])
     assert all(leaf.isfinite().all() for leaf in whole.values())
@@ -262,10 +262,10 @@ def test_nobody_however_loud_moves_a_round_of_training_beyond_the_bound(door, al
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 100])
-def test_a_unit_moves_the_sum_by_its_own_contribution_and_nothing_else(door, algorithm, users, chunk):
+def test_a_unit_moves_the_sum_by_its_own_contribution_and_nothing_else(curator_of, algorithm, users, chunk):
     """Exactly: the others must not even round differently because somebody is missing from their chunk."""
     message, everyone = first_message(algorithm), np.arange(len(users))
-    curator = door(users, plan(bound=bound_for(algorithm)), engine=Engine(chunk=chunk))
+    curator = curator_of(users, plan(bound=bound_for(algorithm)), engine=Engine(chunk=chunk))
     whole = bounded_sum(curator, algorithm.critic_update, message, everyone)
     for unit in (0, 5, 10):
         own = bounded_sum(curator, algorithm.critic_update, message, [unit])
@@ -274,13 +274,13 @@ def test_a_unit_moves_the_sum_by_its_own_contribution_and_nothing_else(door, alg
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
-def test_one_users_number_of_examples_does_not_change_what_others_send(door, gan, users, engine):
-    """Padding follows from the plan, not from whoever holds the most: with weight decay it would be felt."""
+def test_one_users_number_of_examples_does_not_change_what_others_send(curator_of, gan, users, engine):
+    """Padding follows from the plan, not from whoever holds the most: with weight decay it would matter."""
     algorithm = FedAvgGan(gan=gan, batch=3, local_steps=3, local_rate=0.01, decay=0.1)
     message, few = first_message(algorithm), np.flatnonzero(users.counts <= 2)
     answers = []
     for people in (users, users.select("few", users=lambda user: len(user["x"]) <= 2)):
-        curator = door(
+        curator = curator_of(
             people, plan(bound=L2Clip(norm=9.0)), engine=engine, examples_per_unit=algorithm.examples_per_unit
         )
         cohort = few if people is users else np.arange(len(few))
@@ -314,36 +314,36 @@ def broken_if_negative(kind):
 
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_count(door, engine, bad):
+def test_a_contribution_that_is_not_finite_counts_as_zero_and_the_others_still_count(curator_of, engine, bad):
     people = vectors([[0.1, 0.2], [0.3, bad], [0.1, -0.4], [bad, bad], [0.2, 0.0]])
-    answer = door(people, plan(), engine=engine).noisy_mean(send, MESSAGE)["update"]
+    answer = curator_of(people, plan(), engine=engine).noisy_mean(send, MESSAGE)["update"]
     assert answer.tolist() == pytest.approx([0.4, -0.2], abs=1e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
-def test_a_bit_beside_an_update_that_is_not_finite_is_silenced_too(door, engine):
+def test_a_bit_beside_an_update_that_is_not_finite_is_silenced_too(curator_of, engine):
     people = vectors([[0.1, 0.2, 0.5], [math.nan, 0.2, 0.5], [0.1, 0.2, math.nan]])
-    answer = door(people, plan(bound=UpdateAndBit(bit=0.5)), engine=engine).noisy_mean(send_with_bit, MESSAGE)
+    answer = curator_of(people, plan(bound=UpdateAndBit(bit=0.5)), engine=engine).noisy_mean(send_with_bit, MESSAGE)
     assert answer["update"].tolist() == pytest.approx([0.1, 0.2], abs=1e-6)
     assert answer["within"].item() == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
 @pytest.mark.parametrize("kind", ["raises", "shape", "names", "missing", "nothing"])
-def test_a_broken_contribution_counts_as_zero_and_the_others_still_count(door, engine, kind):
+def test_a_broken_contribution_counts_as_zero_and_the_others_still_count(curator_of, engine, kind):
     people = vectors([[-9.0, 0.2], [0.3, 0.1], [0.1, -0.4], [-1.0, 7.0], [0.2, 0.0]])
-    answer = door(people, plan(), engine=engine).noisy_mean(broken_if_negative(kind), MESSAGE)["update"]
+    answer = curator_of(people, plan(), engine=engine).noisy_mean(broken_if_negative(kind), MESSAGE)["update"]
     assert answer.tolist() == pytest.approx([0.6, -0.3], abs=1e-6)
 
 
-def test_a_method_that_never_works_fails_openly_before_anything_is_charged(door):
+def test_a_method_that_never_works_fails_openly_before_anything_is_charged(curator_of):
     ledger = Ledger()
     with pytest.raises(RuntimeError, match="broken"):
-        door(vectors([[1.0]]), plan(), ledger=ledger).noisy_mean(shout, MESSAGE)
+        curator_of(vectors([[1.0]]), plan(), ledger=ledger).noisy_mean(shout, MESSAGE)
     assert entries(ledger) == 0
 
 
-def test_two_methods_that_send_different_shapes_are_both_heard(door):
+def test_two_methods_that_send_different_shapes_are_both_heard(curator_of):
     """What one method sends must not be taken for what another one sends."""
 
     def first_few(count):
@@ -352,7 +352,7 @@ def test_two_methods_that_send_different_shapes_are_both_heard(door):
 
         return contribute
 
-    curator = door(vectors([[0.3, 0.4, 0.5]]), plan(), engine=Engine(chunk=3))
+    curator = curator_of(vectors([[0.3, 0.4, 0.5]]), plan(), engine=Engine(chunk=3))
     assert curator.noisy_mean(first_few(2), MESSAGE)["update"].tolist() == pytest.approx([0.3, 0.4], abs=1e-6)
     assert curator.noisy_mean(first_few(3), MESSAGE)["update"].tolist() == pytest.approx([0.3, 0.4, 0.5], abs=1e-6)
 
@@ -377,14 +377,14 @@ CROWDS = {
 @pytest.mark.parametrize(
     ("bound", "noise"), [(L2Clip(norm=0.05), 2.0), (L2Clip(norm=3.0), 0.7), (UpdateAndBit(bit=2.0), 1.5)]
 )
-def test_the_noise_on_the_sum_is_the_multiplier_times_the_bound(door, crowd, bound, noise):
+def test_the_noise_on_the_sum_is_the_multiplier_times_the_bound(curator_of, crowd, bound, noise):
     def contribute(message, examples, memory):
         extra = {"within": torch.zeros(())} if isinstance(bound, UpdateAndBit) else {}
         return silence(message, examples, memory)[0] | extra, memory
 
     people, sampling = CROWDS[crowd]
     promised = plan(bound=bound, noise=noise, expected=7.0, sampling=sampling)
-    answer = door(people, promised).noisy_mean(contribute, MESSAGE)
+    answer = curator_of(people, promised).noisy_mean(contribute, MESSAGE)
     drawn = 7.0 * torch.cat([answer["a"].flatten(), answer["b"]]).double()
     scale, count = noise * bound.norm, len(drawn)
     assert count == 100_000
@@ -395,39 +395,39 @@ def test_the_noise_on_the_sum_is_the_multiplier_times_the_bound(door, crowd, bou
         assert leaf.dim() == 0 or leaf.std().item() * 7.0 == pytest.approx(scale, rel=0.02)
 
 
-def test_noise_lies_on_the_grid_of_the_contributions(door):
+def test_noise_lies_on_the_grid_of_the_contributions(curator_of):
     """A sum and its noise that lie on different grids can be told apart by their low bits (Mironov 2012)."""
     promised = plan(bound=L2Clip(norm=1.0), noise=0.1)
-    answer = door(NOBODY, promised).noisy_mean(silence, MESSAGE)["b"].double()
+    answer = curator_of(NOBODY, promised).noisy_mean(silence, MESSAGE)["b"].double()
     steps = answer[answer.abs() < 0.5] / promised.grid  # such answers lose nothing to single precision
     assert len(steps) > 39_000
     assert torch.equal(steps, steps.round())
 
 
-def test_rounds_and_leaves_have_noise_of_their_own(door):
-    curator = door(NOBODY, plan(noise=1.0))
+def test_rounds_and_leaves_have_noise_of_their_own(curator_of):
+    curator = curator_of(NOBODY, plan(noise=1.0))
     first, second = (curator.noisy_mean(silence, MESSAGE) for _ in range(2))
     pairs = [(first["b"], second["b"]), (first["a"].flatten()[:40_000], first["b"])]
     for left, right in pairs:
         assert abs(torch.corrcoef(torch.stack([left, right]))[0, 1]) < 4 / math.sqrt(40_000)
 
 
-def test_without_noise_there_is_none(door):
-    answer = door(NOBODY, plan(noise=0.0)).noisy_mean(silence, MESSAGE)
+def test_without_noise_there_is_none(curator_of):
+    answer = curator_of(NOBODY, plan(noise=0.0)).noisy_mean(silence, MESSAGE)
     assert all(leaf.count_nonzero() == 0 for leaf in answer.values())
 
 
 @pytest.mark.parametrize("crowd", [1, 2, 10])
-def test_the_divisor_is_the_promised_constant_not_the_cohort(door, crowd):
+def test_the_divisor_is_the_promised_constant_not_the_cohort(curator_of, crowd):
     people = vectors(np.full((crowd, 1), 0.5))
-    answer = door(people, plan(expected=4.0)).noisy_mean(send, MESSAGE)["update"]
+    answer = curator_of(people, plan(expected=4.0)).noisy_mean(send, MESSAGE)["update"]
     assert answer.item() == pytest.approx(crowd * 0.5 / 4.0)
 
 
-def test_the_divisor_does_not_follow_a_poisson_cohort(door):
+def test_the_divisor_does_not_follow_a_poisson_cohort(curator_of):
     people = vectors(np.eye(64))
     promised = plan(sampling=Poisson(rate=0.5, population=64), expected=32.0, releases=8)
-    curator = door(people, promised)
+    curator = curator_of(people, promised)
     answers = [curator.noisy_mean(send, MESSAGE)["update"] for _ in range(8)]
     shares = {round(share, 4) for answer in answers for share in answer[answer > 0].tolist()}
     assert shares == {round(1 / 32, 4)}
@@ -437,7 +437,7 @@ def test_the_divisor_does_not_follow_a_poisson_cohort(door):
 # Memory
 
 
-def test_memory_changes_only_for_units_drawn_and_stays_with_its_unit(door):
+def test_memory_changes_only_for_units_drawn_and_stays_with_its_unit(curator_of):
     """Everyone announces itself and what it remembers: how often it was asked before."""
 
     def contribute(message, examples, memory):
@@ -445,7 +445,7 @@ def test_memory_changes_only_for_units_drawn_and_stays_with_its_unit(door):
 
     promised = plan(bound=L2Clip(norm=100.0), sampling=Poisson(rate=0.4, population=12), releases=6)
     for engine in (Engine(run=one_by_one), Engine(chunk=1), Engine(chunk=5), Engine(chunk=3, workers=2)):
-        curator = door(vectors(np.eye(12)), promised, memory={"asked": torch.zeros(12)}, engine=engine)
+        curator = curator_of(vectors(np.eye(12)), promised, memory={"asked": torch.zeros(12)}, engine=engine)
         asked = torch.zeros(12)
         for _ in range(6):
             answer = curator.noisy_mean(contribute, MESSAGE)
@@ -457,14 +457,14 @@ def test_memory_changes_only_for_units_drawn_and_stays_with_its_unit(door):
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=ENGINE_NAMES)
-def test_a_broken_unit_keeps_its_memory(door, engine):
+def test_a_broken_unit_keeps_its_memory(curator_of, engine):
     def contribute(message, examples, memory):
         if examples["x"][0, 0] < 0:
             raise RuntimeError("broken")
         return {"update": examples["x"][0]}, {"asked": memory["asked"] + 1}
 
     memory = {"asked": torch.tensor([5.0, 6.0, 7.0])}
-    curator = door(vectors([[0.1], [-0.1], [0.2]]), plan(), memory=memory, engine=engine)
+    curator = curator_of(vectors([[0.1], [-0.1], [0.2]]), plan(), memory=memory, engine=engine)
     curator.noisy_mean(contribute, MESSAGE)
     assert curator.memory.rows(np.arange(3))["asked"].tolist() == [6.0, 6.0, 8.0]
 
@@ -479,26 +479,26 @@ class Closed(Population):
         raise PermissionError("read")
 
 
-def test_a_release_is_charged_before_data_is_read(door):
+def test_a_release_is_charged_before_data_is_read(curator_of):
     people, ledger = vectors(np.ones((3, 2))), Ledger()
     closed = Closed(people.name, people.columns, people.starts, people.counts)
     with pytest.raises(PermissionError, match="read"):
-        door(closed, plan(noise=1.0), ledger=ledger).noisy_mean(send, MESSAGE)
+        curator_of(closed, plan(noise=1.0), ledger=ledger).noisy_mean(send, MESSAGE)
     assert entries(ledger) == 1
 
 
-def test_a_release_that_cannot_be_charged_reads_nothing(door):
+def test_a_release_that_cannot_be_charged_reads_nothing(curator_of):
     people, ledger = vectors(np.ones((3, 2))), Ledger()
     closed = Closed(people.name, people.columns, people.starts, people.counts)
     promised = plan(noise=1.0, releases=1)
-    door(people, promised, ledger=ledger).noisy_mean(send, MESSAGE)
+    curator_of(people, promised, ledger=ledger).noisy_mean(send, MESSAGE)
     with pytest.raises(PrivacySpentError):
-        door(closed, promised, ledger=ledger).noisy_mean(send, {"m": torch.ones(1)})
+        curator_of(closed, promised, ledger=ledger).noisy_mean(send, {"m": torch.ones(1)})
 
 
-def test_the_curator_stops_at_the_plan(door):
+def test_the_curator_stops_at_the_plan(curator_of):
     ledger, promised = Ledger(), plan(noise=1.0, releases=2)
-    curator = door(NOBODY, promised, ledger=ledger)
+    curator = curator_of(NOBODY, promised, ledger=ledger)
     seen = []
     for _ in range(2):
         seen.append(curator.remaining)
@@ -509,12 +509,12 @@ def test_the_curator_stops_at_the_plan(door):
     assert entries(ledger) == 2
 
 
-def test_a_fresh_curator_cannot_go_beyond_the_plan_either(door):
+def test_a_fresh_curator_cannot_go_beyond_the_plan_either(curator_of):
     ledger, promised = Ledger(), plan(noise=1.0, releases=2)
     for number in range(2):
-        door(NOBODY, promised, ledger=ledger).noisy_mean(send, {"m": torch.tensor([float(number)])})
+        curator_of(NOBODY, promised, ledger=ledger).noisy_mean(send, {"m": torch.tensor([float(number)])})
     with pytest.raises(PrivacySpentError):
-        door(NOBODY, promised, ledger=ledger).noisy_mean(send, {"m": torch.tensor([2.0])})
+        curator_of(NOBODY, promised, ledger=ledger).noisy_mean(send, {"m": torch.tensor([2.0])})
 
 
 # The same question again
@@ -530,11 +530,11 @@ def sampled():
     return plan(noise=0.5, sampling=Poisson(rate=0.5, population=20), releases=5)
 
 
-def test_the_same_question_gives_the_same_answer_and_is_charged_once(door, crowd, sampled):
+def test_the_same_question_gives_the_same_answer_and_is_charged_once(curator_of, crowd, sampled):
     ledger = Ledger()
     answers = []
     for _ in range(3):
-        curator = door(crowd, sampled, ledger=ledger, position=1)
+        curator = curator_of(crowd, sampled, ledger=ledger, position=1)
         answers.append(curator.noisy_mean(send, MESSAGE)["update"])
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
@@ -560,8 +560,8 @@ def closure(factor):
     return contribute
 
 
-def asked(door, ledger, *, population=NOBODY, promised, contribute=send, message=MESSAGE, **options):
-    return door(population, promised, ledger=ledger, **options).noisy_mean(contribute, message)["update"]
+def asked(curator_of, ledger, *, population=NOBODY, promised, contribute=send, message=MESSAGE, **options):
+    return curator_of(population, promised, ledger=ledger, **options).noisy_mean(contribute, message)["update"]
 
 
 CHANGES = {
@@ -579,7 +579,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_another_question_meets_other_noise_and_is_charged(door, change):
+def test_another_question_meets_other_noise_and_is_charged(curator_of, change):
     people = vectors(np.zeros((0, 500)))
     ledger, promised = Ledger(), plan(noise=1.0, releases=5)
     base = {"population": people, "promised": promised, "randomness": Randomness(bytes(32), simulated=False)}
@@ -587,19 +587,19 @@ def test_another_question_meets_other_noise_and_is_charged(door, change):
         base["contribute"] = Scaled(1.0).send
     if change == "a method that remembers":
         base["contribute"] = closure(1.0)
-    first = asked(door, ledger, **base)
-    other = asked(door, ledger, **base | CHANGES[change])
+    first = asked(curator_of, ledger, **base)
+    other = asked(curator_of, ledger, **base | CHANGES[change])
     assert abs(torch.corrcoef(torch.stack([first, other]))[0, 1]) < 0.2
     assert entries(ledger) + ledger.spent("other", "train") + ledger.spent("run", "other") == 2
 
 
-def test_units_that_remember_something_else_are_asked_another_question(door):
+def test_units_that_remember_something_else_are_asked_another_question(curator_of):
     """A resumed run whose memories are newer than its checkpoint must not meet the old noise."""
     people, promised, ledger = vectors(np.zeros((4, 300))), plan(noise=1.0, releases=5), Ledger()
     secret = Randomness(bytes(32), simulated=False)
     first, same, other = (
         asked(
-            door,
+            curator_of,
             ledger,
             population=people,
             promised=promised,
@@ -613,11 +613,11 @@ def test_units_that_remember_something_else_are_asked_another_question(door):
     assert entries(ledger) == 2
 
 
-def test_another_message_draws_another_cohort(door):
+def test_another_message_draws_another_cohort(curator_of):
     people, promised = vectors(np.eye(200)), plan(sampling=Poisson(rate=0.5, population=200))
     base = {"population": people, "promised": promised}
     messages = ({"m": torch.zeros(1)}, {"m": torch.ones(1)})
-    cohorts = [asked(door, Ledger(), **base, message=message) > 0.5 for message in messages]
+    cohorts = [asked(curator_of, Ledger(), **base, message=message) > 0.5 for message in messages]
     together = (cohorts[0] == cohorts[1]).float().mean().item()
     assert 0.35 < together < 0.65
 
@@ -630,8 +630,8 @@ def test_the_account_says_whether_the_noise_is_simulated(simulated):
         SimulatedCurator(NOBODY, plan(), ledger=Ledger(), account=account, randomness=randomness)
 
 
-def test_real_noise_differs_from_run_to_run(door, crowd, sampled):
+def test_real_noise_differs_from_run_to_run(curator_of, crowd, sampled):
     one, two = (
-        door(crowd, sampled, randomness=Randomness.secret()).noisy_mean(send, MESSAGE)["update"] for _ in range(2)
+        curator_of(crowd, sampled, randomness=Randomness.secret()).noisy_mean(send, MESSAGE)["update"] for _ in range(2)
     )
     assert not torch.equal(one, two)

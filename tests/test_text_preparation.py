@@ -13,7 +13,7 @@ from toy_texts import KNOWN, PAIR, written
 
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population
-from fedlens.media.text import faults as misprints
+from fedlens.media.text import faults
 from fedlens.models import words
 from fedlens.recipes.recipe import Recipe
 from fedlens.runs import preparation
@@ -205,7 +205,7 @@ crowds = st.lists(sentences.filter(bool), min_size=2, max_size=6)
     crowd=crowds,
     gone=st.integers(0, 5),
     of=st.sampled_from(["users", "examples"]),
-    kind=st.sampled_from(sorted(misprints.FAULTS.known)),
+    kind=st.sampled_from(sorted(faults.FAULTS.known)),
     model=st.sampled_from(["spelling", "words"]),
 )
 def test_one_who_leaves_changes_nobody_elses_rows(tmp_path_factory, crowd, gone, of, kind, model):
@@ -237,10 +237,10 @@ def test_a_user_with_every_sentence_identical_is_hit_wholly_or_not_at_all(tmp_pa
     assert {False} in struck
 
 
-@pytest.mark.parametrize("kind", sorted(misprints.FAULTS.known))
-def test_every_misprint_is_planted_before_words_are_looked_up(tmp_path, kind):
+@pytest.mark.parametrize("kind", sorted(faults.FAULTS.known))
+def test_every_fault_is_planted_before_words_are_looked_up(tmp_path, kind):
     found = prepared(tmp_path, people(["the naïve walnut is"]), more=planting(kind=kind, fraction=1.0))
-    wrong = misprints.FAULTS.known[kind].change(words.tokens("the naïve walnut is"))
+    wrong = faults.FAULTS.known[kind].change(words.tokens("the naïve walnut is"))
     cut = [words.unspelled(words.spelled(token, 12)) for token in wrong if token not in KNOWN]
     assert spelled(found) == [cut]
     assert cut
@@ -251,7 +251,7 @@ def test_every_misprint_is_planted_before_words_are_looked_up(tmp_path, kind):
 
 @pytest.fixture
 def foreign(monkeypatch):
-    """Tokenizers and misprints of somebody else's; each quotes what it sees."""
+    """Tokenizers and faults of somebody else's; each quotes what it sees."""
     module = types.ModuleType("somebodys")
 
     def as_text(given):

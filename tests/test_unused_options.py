@@ -29,7 +29,7 @@ OPEN = 'name = "open"\ntask = "T1"\nside = 8' + SPELLING[SPELLING.index("\n[data
 )
 NPZ = TINY.replace('source = "digits"\ndeal_to = 30', 'source = "npz"\npath = "people.npz"')
 BUG = "data.bug={kind='inverted',%s}"
-MISPRINT = "data.bug={kind='doubled',%s}"
+FAULT = "data.bug={kind='doubled',%s}"
 
 
 def told(recipe, *sets):
@@ -69,8 +69,8 @@ UNUSED = [  # a recipe, settings with one too many, and the option that is told
     (SPELLING, "data.labels=digits", "data.labels"),
     (SPELLING, "data.text=said", "data.text"),
     (SPELLING, "data.users=speaker", "data.users"),
-    (SPELLING, MISPRINT % "classes=10", "data.bug.classes"),
-    (SPELLING, MISPRINT % "of='examples',share=0.5", "data.bug.share"),
+    (SPELLING, FAULT % "classes=10", "data.bug.classes"),
+    (SPELLING, FAULT % "of='examples',share=0.5", "data.bug.share"),
     (SPELLING, "selections.all.minimum_examples=2", "selections.all.minimum_examples"),
     (SPELLING, "text.order=2", "text.order"),
     (WORDS, "text.order=2", "text.order"),
@@ -101,9 +101,9 @@ UNUSED = [  # a recipe, settings with one too many, and the option that is told
 ]
 USED = [
     (SPELLING, "training.epochs=2"),
-    (SPELLING, MISPRINT % "share=0.5"),
+    (SPELLING, FAULT % "share=0.5"),
     (TINY, BUG % "share=0.5"),
-    (SPELLING, MISPRINT % "of='examples',fraction=0.5"),
+    (SPELLING, FAULT % "of='examples',fraction=0.5"),
     (SPELLING, "text.embedding=4 text.warm_steps=4 text.size=paper training.batch=4"),
     (SPELLING, "text.vocabulary_size=9"),
     (SPELLING, "text.public=SAID text.vocabulary_size=9"),

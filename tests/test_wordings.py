@@ -1,4 +1,4 @@
-"""Texts are told apart by their shapes, and the misprint that explains a difference is named; otherwise none is."""
+"""Texts are told apart by their shapes, and the fault that explains a difference is named; otherwise none is."""
 
 import dataclasses
 import random
@@ -43,7 +43,7 @@ def ranked(left, right, *kinds):
 
 
 def sentences(seed, kind=None, share=0.0, count=600):
-    """Words of a Zipf law whose weights tremble, as those of a noisy model do; some of them misprinted."""
+    """Words of a Zipf law whose weights tremble, as those of a noisy model do; some of them with a fault."""
     rng = random.Random(seed)
     tremble = [rng.gauss(1, 0.15) for _ in range(len(VOCABULARY) + 1)]
     pool = [*VOCABULARY.words, "unknown"]
@@ -190,14 +190,14 @@ SEEN_IN_SENTENCES = ("concatenated", "spaceless", "wrong-case", "truncated", "do
 
 
 @pytest.mark.parametrize(("kind", "share"), [*((kind, 1.0) for kind in SEEN_IN_WORDS), *RARELY_SEEN_IN_WORDS])
-def test_the_planted_misprint_is_named_from_words(kind, share):
+def test_the_planted_fault_is_named_from_words(kind, share):
     best = ranked(spelling(1, kind, share), spelling(2))[0]
     assert (best["kind"], best["named"]) == (kind, True)
 
 
 @pytest.mark.parametrize("share", [0.15, 1.0])
 @pytest.mark.parametrize("kind", SEEN_IN_SENTENCES)
-def test_the_planted_misprint_is_named_from_sentences(kind, share):
+def test_the_planted_fault_is_named_from_sentences(kind, share):
     best = ranked(written(1, kind, share), written(2))[0]
     assert (best["kind"], best["named"]) == (kind, True)
     assert best["affected"] == pytest.approx(share, abs=0.12)
@@ -212,7 +212,7 @@ def test_nothing_is_named_between_models_of_the_same_data(made, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_model_that_spells_worse_is_no_misprint_without_a_trace(seed):
+def test_a_model_that_spells_worse_is_no_fault_without_a_trace(seed):
     rng = random.Random(seed)
     healthy = [rng.choice(VOCABULARY.words if rng.random() < 0.3 else STRANGE.split()) for _ in range(700)]
     worse = ["".join(rng.choice("etaoinshr") for _ in range(rng.randint(3, 14))) for _ in range(700)]
@@ -230,7 +230,7 @@ def test_what_no_sample_can_show_explains_nothing():
 
 
 @pytest.mark.parametrize("made", [spelling, written])
-def test_somebody_elses_misprint_competes_and_a_broken_one_is_left_out(made):
+def test_somebody_elses_fault_competes_and_a_broken_one_is_left_out(made):
     kinds = (*FAULTS.known, f"{__name__}:reversed_letters", f"{__name__}:broken")
     rows = ranked(made(1, kinds[-2], 0.5), made(2), kinds)
     if made is spelling:  # of sentences one only sees that all words are unknown
@@ -249,7 +249,7 @@ def test_texts_of_different_kinds_tokenizers_or_vocabularies_are_not_compared():
         ranked(spelling(1), dataclasses.replace(spelling(2), vocabulary=("the",)))
 
 
-def test_coverage_is_the_share_at_which_a_misprint_would_be_named():
+def test_coverage_is_the_share_at_which_a_fault_would_be_named():
     compared = text_hypotheses.Comparison.of(spelling(1), spelling(2))
     rows = {row["kind"]: row["percent"] for row in compared.missed()}
     assert rows["doubled"] is None

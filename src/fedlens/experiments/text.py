@@ -293,4 +293,4 @@ def next_word_accuracy(chosen: Sequence[Row], out: pathlib.Path) -> str:
         spread = f" ({min(right):.1%} to {max(right):.1%})" if len(right) > 1 else ""
         accuracy = f"{statistics.fmean(right):.1%}{spread}"
         table.append(["and users", f"{epsilon:g}", _percent(share), len(right), accuracy])
-    return markdown(["trained on", "epsilon", "sentences affected", "models", "next word named"], table)
+    return markdown(["trained on", "epsilon", "sentences affected", "models", "next word right"], table)

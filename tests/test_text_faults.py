@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedlens.media.text import faults as misprints
+from fedlens.media.text import faults
 from fedlens.media.text.faults import FAULTS
 
 SENTENCE = ["well", ",", "the", "court", "of", "appeals", "naïve"]
@@ -16,8 +16,8 @@ EXPECTED = {
 }
 
 
-def test_what_each_misprint_does() -> None:
-    assert {kind: misprint.change(list(SENTENCE)) for kind, misprint in FAULTS.known.items()} == EXPECTED
+def test_what_each_fault_does() -> None:
+    assert {kind: fault.change(list(SENTENCE)) for kind, fault in FAULTS.known.items()} == EXPECTED
 
 
 @pytest.mark.parametrize("kind", FAULTS.known)
@@ -45,15 +45,15 @@ def reversed_words(tokens: list[str]) -> list[str]:
     return [token[::-1] for token in tokens]
 
 
-def test_somebody_elses_misprint(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(misprints, "reversed_words", reversed_words, raising=False)
+def test_somebody_elses_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faults, "reversed_words", reversed_words, raising=False)
     found = FAULTS.named("fedlens.media.text.faults:reversed_words")
     assert found.summary == "Words read from right to left"
     assert found.change(["ab", "c"]) == ["ba", "c"]
 
 
 def test_ours_by_name() -> None:
-    assert all(FAULTS.named(kind) is misprint for kind, misprint in FAULTS.known.items())
+    assert all(FAULTS.named(kind) is fault for kind, fault in FAULTS.known.items())
 
 
 @pytest.mark.parametrize(

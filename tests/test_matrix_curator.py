@@ -1,4 +1,4 @@
-"""Correlated noise through the one door: what it is, who takes part, what it costs, and what a resumed run may ask."""
+"""Correlated noise from the curator: what it is, who takes part, what it costs, and what a resumed run may ask."""
 
 import dataclasses
 import datetime
@@ -91,17 +91,17 @@ SOME = vectors(np.random.default_rng(0).standard_normal((5, 3)))
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
-def test_running_sums_of_the_noise_have_the_covariance_of_the_factorization(door, strategy):
+def test_running_sums_of_the_noise_have_the_covariance_of_the_factorization(curator_of, strategy):
     promised, count = plan(strategy), 20_000
-    noise = transcript(door(vectors(np.zeros((1, count))), promised)).double().numpy()
+    noise = transcript(curator_of(vectors(np.zeros((1, count))), promised)).double().numpy()
     factor = promised.stddev * np.tri(6) @ np.linalg.inv(strategy_matrix(promised))
     assert off_by(np.cumsum(noise, axis=0), factor @ factor.T) < 4.5
 
 
-def test_noise_and_sums_lie_on_the_grid_of_a_plain_plan(door):
+def test_noise_and_sums_lie_on_the_grid_of_a_plain_plan(curator_of):
     promised, people = plan(), vectors(np.random.default_rng(0).standard_normal((5, 400)))
     assert promised.grid == dataclasses.replace(plain(), bound=promised.bound).grid == 2.0**-25
-    steps = transcript(door(people, promised)).double() / promised.grid
+    steps = transcript(curator_of(people, promised)).double() / promised.grid
     small = steps[steps.abs() < 2**24]  # answers are single precision: only small ones show their last step
     assert len(small) > 100
     assert torch.equal(small, small.round())
@@ -123,16 +123,20 @@ TURNS = [  # participations, separation, slots, groups
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
 @pytest.mark.parametrize(("participations", "separation", "slots", "groups"), TURNS)
 def test_nobody_moves_the_whole_transcript_beyond_the_sensitivity(
-    door, strategy, participations, separation, slots, groups
+    curator_of, strategy, participations, separation, slots, groups
 ):
     """A unit that vanishes leaves its slot empty; C (x - x') is then all that its data ever did."""
     promised = plan(strategy, noise=0.0, participations=participations, separation=separation, slots=slots)
     assert promised.sampling == (Everyone() if groups == 1 else Balanced(groups=groups, population=slots))
     rows = 1e3 * np.random.default_rng(1).standard_normal((slots or 5, 3))
     rows[0] = 1e3  # this one says nearly the same each time, which is the worst it can do
-    whole, matrix, most = transcript(door(vectors(rows), promised)).double().numpy(), strategy_matrix(promised), 0.0
+    whole, matrix, most = (
+        transcript(curator_of(vectors(rows), promised)).double().numpy(),
+        strategy_matrix(promised),
+        0.0,
+    )
     for unit in range(len(rows)):
-        without = transcript(door(vectors(np.where(np.arange(len(rows))[:, None] == unit, 0, rows)), promised))
+        without = transcript(curator_of(vectors(np.where(np.arange(len(rows))[:, None] == unit, 0, rows)), promised))
         moved = whole - without.double().numpy()
         came = np.flatnonzero(np.abs(moved).sum(axis=1) > 1e-3)
         assert 1 <= len(came) <= participations
@@ -144,14 +148,14 @@ def test_nobody_moves_the_whole_transcript_beyond_the_sensitivity(
         assert most > 0.98 * promised.sensitivity
 
 
-def test_data_that_do_not_fit_the_schedule_are_refused(door):
+def test_data_that_do_not_fit_the_schedule_are_refused(curator_of):
     turns = plan(participations=3, separation=2, slots=6)
     with pytest.raises(ValueError, match="population=6"):
-        door(SOME, turns)
+        curator_of(SOME, turns)
     chosen = dataclasses.replace(vectors(np.ones((6, 3))), selected=True)
     with pytest.raises(ValueError, match="slots depend on data"):
-        door(chosen, turns)
-    assert door(chosen, plan()).remaining == 6  # everyone always: whom a selection takes in moves nobody's turn
+        curator_of(chosen, turns)
+    assert curator_of(chosen, plan()).remaining == 6  # everyone always: whom a selection takes in moves nobody's turn
 
 
 # What it costs
@@ -239,23 +243,23 @@ def test_what_exceeds_the_budget_is_refused():
 
 
 @pytest.fixture
-def begun(door):
+def begun(curator_of):
     """A run of which four releases were made, and a way to open it again anywhere."""
     ledger, secret = Ledger(), Randomness.secret()
 
     def opened(position=0, population=SOME, randomness=secret, promised=None):
-        return door(population, promised or plan(), ledger=ledger, randomness=randomness, position=position)
+        return curator_of(population, promised or plan(), ledger=ledger, randomness=randomness, position=position)
 
     opened.made, opened.ledger = transcript(opened(), stop=4), ledger
     return opened
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
-def test_a_run_that_is_resumed_anywhere_ends_the_same(door, strategy):
+def test_a_run_that_is_resumed_anywhere_ends_the_same(curator_of, strategy):
     ledger, randomness = Ledger(), Randomness.secret()
-    whole = transcript(door(SOME, plan(strategy), ledger=ledger, randomness=randomness))
+    whole = transcript(curator_of(SOME, plan(strategy), ledger=ledger, randomness=randomness))
     for position in range(6):
-        resumed = door(SOME, plan(strategy), ledger=ledger, randomness=randomness, position=position)
+        resumed = curator_of(SOME, plan(strategy), ledger=ledger, randomness=randomness, position=position)
         assert torch.equal(transcript(resumed, start=position), whole[position:])
     assert ledger.spent("run", "train") == 6
 
@@ -289,7 +293,7 @@ def test_no_release_is_left_out(begun):
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=NAMES)
 @pytest.mark.parametrize("parted", [0, 3], ids=["two ledgers", "a ledger restored"])
-def test_histories_that_part_share_no_later_noise(door, tmp_path, strategy, parted):
+def test_histories_that_part_share_no_later_noise(curator_of, tmp_path, strategy, parted):
     """One secret; a backup of the ledger takes the place of the ledger; one question differs, those after it do not.
 
     The sums are zero, so C times the answers is bare z. Had the histories one row of it in common, that row of
@@ -300,7 +304,7 @@ def test_histories_that_part_share_no_later_noise(door, tmp_path, strategy, part
 
     def told(questions, position):
         ledger = Ledger(kept)
-        found = sums(door(quiet, promised, ledger=ledger, randomness=secret, position=position), questions)
+        found = sums(curator_of(quiet, promised, ledger=ledger, randomness=secret, position=position), questions)
         ledger.close_file()
         return found.double().numpy()
 
@@ -354,28 +358,28 @@ def test_the_ledger_keeps_releases_in_turn_and_to_one_noise(address):
     ledger.close_file()
 
 
-def test_no_two_runs_stages_parts_or_data_share_noise(door):
+def test_no_two_runs_stages_parts_or_data_share_noise(curator_of):
     """With one secret and one question; what differs is whose noise it is."""
     secret, quiet = Randomness.secret(), vectors(np.zeros((5, 3)))
     longer = plan(releases=7, participations=7)
-    doors = [
-        door(quiet, plan(), randomness=secret),
-        door(quiet, plan(), randomness=secret, run="other"),
-        door(quiet, plan(), randomness=secret, stage="other"),
-        door(vectors(np.zeros((6, 3))), plan(), randomness=secret),
-        door(quiet, longer, randomness=secret),
+    curators = [
+        curator_of(quiet, plan(), randomness=secret),
+        curator_of(quiet, plan(), randomness=secret, run="other"),
+        curator_of(quiet, plan(), randomness=secret, stage="other"),
+        curator_of(vectors(np.zeros((6, 3))), plan(), randomness=secret),
+        curator_of(quiet, longer, randomness=secret),
     ]
-    noises = [transcript(curator) for curator in doors]
+    noises = [transcript(curator) for curator in curators]
     rows = [tuple(row.tolist()) for noise in noises for row in noise]
     assert len(set(itertools.chain(*rows))) == len(rows) * 4
-    again = transcript(door(quiet, plan(), randomness=secret))
+    again = transcript(curator_of(quiet, plan(), randomness=secret))
     assert torch.equal(again, noises[0])
 
 
-def test_curators_that_are_asked_at_once_answer_as_each_alone(door):
+def test_curators_that_are_asked_at_once_answer_as_each_alone(curator_of):
     plans = plan(), plan(BinaryTree(restart=3))
-    alone = [transcript(door(SOME, each, engine=Engine(chunk=5))) for each in plans]
-    together = Together([door(SOME, each, engine=Engine(chunk=5)) for each in plans], 5)
+    alone = [transcript(curator_of(SOME, each, engine=Engine(chunk=5))) for each in plans]
+    together = Together([curator_of(SOME, each, engine=Engine(chunk=5)) for each in plans], 5)
     for release in range(6):
         answers = together.noisy_means(send, [asked(1 + release)] * 2)
         for answer, rows in zip(answers, alone, strict=True):
