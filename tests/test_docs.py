@@ -16,7 +16,8 @@ from fedlens.cli import app
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedlens"
-DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PLACES = (ROOT, ROOT / "docs", ROOT / "docs" / "results", *(ROOT / "src").rglob("augenstein2020"))
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for place in PLACES for path in place.glob("*.md"))
 WIDTH = 100
 FOLDERS = (".ci", "benchmarks", "docs", "recipes", "src", "tests", "tools")
 OF_A_FILE = r".*\.(toml|jsonl?|txt|np[yz]|parquet|pt2|safetensors|html|md|sqlite|pem|py)"
