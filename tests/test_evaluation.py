@@ -14,12 +14,12 @@ from sklearn.datasets import load_digits
 from fedlens.core import trees
 from fedlens.evaluation import classifiers, distances, exhibits, features, networks, suite
 from fedlens.evaluation.classifiers import CLASSIFIERS
-from fedlens.evaluation.networks import Training
+from fedlens.evaluation.networks import TrainingRule
 from fedlens.evaluation.protocol import Evaluation, Protocol, Spread, dpimagebench_delta
 from fedlens.evaluation.suite import Real
 from fedlens.models.classifier import Primary
 
-FAST = Training(epochs=6)
+FAST = TrainingRule(epochs=6)
 QUICK = Protocol(samples=600, seeds=2, epochs=3, feature_epochs=2, classifiers=("cnn", "mlp", "gaussian_nb"))
 
 
@@ -75,7 +75,7 @@ def test_one_seed_gives_one_classifier_and_another_another(name):
     images, labels = digits()
 
     def answers(seed):
-        few = classifiers.trained(name, images[:100], labels[:100], seed=seed, training=Training(epochs=1))
+        few = classifiers.trained(name, images[:100], labels[:100], seed=seed, training=TrainingRule(epochs=1))
         return few.predictions(images)
 
     assert torch.equal(answers(1), answers(1))
@@ -87,7 +87,7 @@ def test_training_leaves_the_randomness_of_others_alone():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    classifiers.trained("cnn", images[:100], labels[:100], training=Training(epochs=1))
+    classifiers.trained("cnn", images[:100], labels[:100], training=TrainingRule(epochs=1))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -163,22 +163,22 @@ def test_augmented_images_are_others_of_the_same_size_and_range():
 
 def test_an_augmented_network_learns_too():
     images, labels = digits()
-    training = Training(epochs=6, augmentation="affine")
+    training = TrainingRule(epochs=6, augmentation="affine")
     predictor = classifiers.trained("cnn", images[:600], labels[:600], training=training)
     assert classifiers.accuracy(predictor, images[600:], labels[600:]) > 0.7
 
 
 def test_operations_are_counted_for_networks_alone():
-    counted = classifiers.flop("mlp", (1, 8, 8), 10, 3200, Training(epochs=2))
+    counted = classifiers.flop("mlp", (1, 8, 8), 10, 3200, TrainingRule(epochs=2))
     # Forward and twice backward, but nothing flows back to the images: 64 x 100 twice, 100 x 10 three times.
     assert counted == 2 * 2 * 3200 * (2 * 64 * 100 + 3 * 100 * 10)
-    assert classifiers.flop("lda", (1, 8, 8), 10, 3200, Training()) is None
+    assert classifiers.flop("lda", (1, 8, 8), 10, 3200, TrainingRule()) is None
 
 
 @pytest.mark.parametrize(("changes", "words"), [({"epochs": 0}, "epochs=0"), ({"augmentation": "all"}, "one of none")])
 def test_a_training_that_makes_no_sense_is_refused(changes, words):
     with pytest.raises(ValueError, match=words):
-        Training(**changes)
+        TrainingRule(**changes)
 
 
 # Distances
@@ -522,7 +522,7 @@ def test_colour_is_as_good_as_grey():
 
 
 def test_a_report_shows_tables_charts_and_a_picture_that_is_no_evidence(tmp_path):
-    neighbours = exhibits.Neighbours.of(synthetic()[0], real().images)
+    neighbours = exhibits.NearestImages.of(synthetic()[0], real().images)
     report = exhibits.reported(quick(), title="digits", neighbours=neighbours)
     report.save(tmp_path)
     page, kept = (tmp_path / "report.html").read_text(), json.loads((tmp_path / "report.json").read_text())

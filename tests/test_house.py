@@ -1,6 +1,7 @@
 """What the house promises about itself: a third medium is a folder and a line, a new algorithm a file and a line."""
 
 import ast
+import collections
 import json
 import pathlib
 import re
@@ -195,6 +196,25 @@ def test_nobody_outside_media_asks_which_medium_it_is():
 def test_whoever_asks_for_the_medium_is_noticed(source):
     assert len(asking(source)) == 1
     assert asking("if medium.measured or row['text'] == said: pass") == []
+
+
+def test_one_name_is_one_class():
+    """But for samples of images, the first of their kind, and two of what is fitted to a look."""
+    trees = [ast.parse(path.read_text()) for path in SOURCE.rglob("*.py")]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert {name for name, count in collections.Counter(names).items() if count > 1} <= {
+        "Samples",
+        "Gaussian",
+        "Network",
+    }
+
+
+def test_no_variable_says_only_that_it_was_told_or_found():
+    """One in the fit of a look does."""
+    trees = [(path.name, ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")]
+    nodes = [(file, node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    names = {(file, node.id) for file, node in nodes if isinstance(node.ctx, ast.Store)}
+    assert {(file, name) for file, name in names if name in {"told", "found", "felt"}} <= {("fitting.py", "told")}
 
 
 def test_the_top_of_the_package_is_a_list_of_rooms():

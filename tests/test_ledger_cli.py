@@ -460,7 +460,7 @@ def test_close_returns_all_parts_of_a_run(tmp_path, book, out, paused):
 def test_close_deletes_the_secret_wherever_the_ledger_is(book, recipe, out, monkeypatch):
     """Nobody will go on with the run, and whoever found it could take the noise away."""
     sentence = stopped_after_a_round(monkeypatch, "run", recipe, "--out", out, "--ledger", book)
-    secrets = pins.beside(str(book)) / ".private"
+    secrets = pins.folder_of(str(book)) / ".private"
     assert sorted({path.suffixes[-2] for path in secrets.iterdir()}) == ["._data", ".all"]
     answer("ledger", "close", pathlib.Path(shlex.split(sentence)[-1]).name, "--ledger", book, "--out", out)
     assert list(secrets.iterdir()) == []

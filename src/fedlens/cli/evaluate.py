@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
 
     from fedlens.evaluation.protocol import Protocol
-    from fedlens.evaluation.suite import Real, Source
+    from fedlens.evaluation.suite import Real, Supply
     from fedlens.privacy import Guarantee
 
 NAMES = "x_train,y_train,x_test,y_test"
@@ -25,7 +25,7 @@ evaluate_app = typer.Typer()
 class Synthetic(NamedTuple):
     """What is evaluated, and what is known about its price."""
 
-    source: "Source"
+    source: "Supply"
     guarantee: "Guarantee | None"
     provenance: dict[str, str]
 
@@ -94,7 +94,7 @@ def evaluate(
         evaluation,
         title=f"{samples.name} against {real.name}",
         guarantee=made.guarantee,
-        neighbours=exhibits.Neighbours.of(shown, held.images) if public else None,
+        neighbours=exhibits.NearestImages.of(shown, held.images) if public else None,
         provenance=made.provenance | {"real images": f"{real.name}, {'public' if public else 'held by the evaluator'}"},
     )
     folder = out or samples.parent / f"{samples.stem}-evaluation"
@@ -194,7 +194,7 @@ def _delta(text: str) -> float | None:
     return value
 
 
-def _archived(path: pathlib.Path) -> "Source":
+def _archived(path: pathlib.Path) -> "Supply":
     """Of an .npz: images (or x), and labels (or y) if it has them."""
     from fedlens.core import arrayfiles
     from fedlens.media.images import reading

@@ -135,7 +135,7 @@ def address(given: str | None, default: str) -> str:
     return pin.ledger
 
 
-def beside(ledger: str) -> pathlib.Path:
+def folder_of(ledger: str) -> pathlib.Path:
     """The folder of a ledger: what belongs to it lies there; of one that is remote, in a folder of the user's own."""
     if "://" in ledger:
         return of_user().parent / "ledgers" / hashlib.sha256(ledger.encode()).hexdigest()[:16]

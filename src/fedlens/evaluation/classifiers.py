@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from fedlens.evaluation import networks
-from fedlens.evaluation.networks import NETWORKS, Training
+from fedlens.evaluation.networks import NETWORKS, TrainingRule
 
 Images = torch.Tensor | np.ndarray  # [n, channels, height, width], floats in [-1, 1]
 Labels = torch.Tensor | np.ndarray
@@ -28,7 +28,7 @@ class Predictor(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Network:
+class TrainedNetwork:
     """A network of ours."""
 
     module: torch.nn.Module
@@ -161,7 +161,7 @@ def trained(
     *,
     seed: int = 0,
     device: str = "cpu",
-    training: Training = Training(),  # noqa: B008
+    training: TrainingRule = TrainingRule(),  # noqa: B008
 ) -> Predictor:
     """A classifier by its name, trained on these images; the networks on the device, the others always on the CPU.
 
@@ -179,7 +179,7 @@ def trained(
     if name in NETWORKS:
         make = functools.partial(NETWORKS[name], tuple(pixels.shape[1:]), len(classes))
         module = networks.trained(make, pixels.to(device), indices.to(device), training, seed)
-        return Network(module, classes)
+        return TrainedNetwork(module, classes)
     return _fitted(ESTIMATORS[name](seed), flat(pixels), indices.numpy(), classes)
 
 
@@ -198,7 +198,7 @@ def timed(make: Callable[[], Predictor], device: str) -> tuple[Predictor, float]
     return made, time.perf_counter() - start
 
 
-def flop(name: str, shape: tuple[int, ...], classes: int, count: int, training: Training) -> float | None:
+def flop(name: str, shape: tuple[int, ...], classes: int, count: int, training: TrainingRule) -> float | None:
     """What training costs, of networks; nobody counts what the others compute."""
     if name not in NETWORKS:
         return None

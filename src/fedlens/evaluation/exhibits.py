@@ -25,7 +25,7 @@ COLUMNS = ("accuracy", "calibrated", "trained on real", "kept back", "seconds", 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Table(Exhibit):
+class ScoreTable(Exhibit):
     """Everything that was measured, as it also stands in report.json."""
 
     key: ClassVar[str] = "evaluation"
@@ -34,7 +34,7 @@ class Table(Exhibit):
 
     @property
     def piece(self) -> Piece:
-        return Piece.beside(__package__, template="table.html", style="table.css")
+        return Piece.of_package(__package__, template="table.html", style="table.css")
 
     @property
     def features(self) -> str:
@@ -55,7 +55,7 @@ class Table(Exhibit):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Neighbours(Exhibit):
+class NearestImages(Exhibit):
     """Synthetic images with their nearest real ones: a picture, and no evidence."""
 
     key: ClassVar[str] = "neighbours"
@@ -64,7 +64,7 @@ class Neighbours(Exhibit):
     distance: float  # of the nearest, on average
 
     @classmethod
-    def of(cls, images: torch.Tensor, real: torch.Tensor) -> "Neighbours":
+    def of(cls, images: torch.Tensor, real: torch.Tensor) -> "NearestImages":
         """Of the first of these images; in one row with each of them, its nearest, the second nearest and so on."""
         shown = images[:ROWS]
         rows, apart = distances.nearest(shown, real, min(NEAREST, len(real)))
@@ -78,7 +78,7 @@ class Neighbours(Exhibit):
 
     @property
     def piece(self) -> Piece:
-        return Piece.beside(__package__, template="neighbours.html", style="neighbours.css")
+        return Piece.of_package(__package__, template="neighbours.html", style="neighbours.css")
 
     def content(self) -> dict[str, Any]:
         return {"file": self.file, "mean_distance_of_the_nearest": self.distance, "evidence": False}
@@ -92,11 +92,11 @@ def reported(
     *,
     title: str,
     guarantee: Guarantee | None = None,
-    neighbours: Neighbours | None = None,
+    neighbours: NearestImages | None = None,
     provenance: dict[str, str] | None = None,
 ) -> Report:
     """A page on one evaluation; images without a guarantee are shown as what they are, unprotected."""
-    exhibits: tuple[Exhibit, ...] = (Table(evaluation=evaluation), *([neighbours] if neighbours else []))
+    exhibits: tuple[Exhibit, ...] = (ScoreTable(evaluation=evaluation), *([neighbours] if neighbours else []))
     sizes = evaluation.sizes
     return Report(
         title=title,

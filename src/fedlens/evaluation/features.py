@@ -10,7 +10,7 @@ from torch import nn
 from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.evaluation import networks
-from fedlens.evaluation.networks import Training
+from fedlens.evaluation.networks import TrainingRule
 from fedlens.models.classifier import ConvClassifier, Primary, slice_rows
 
 EPOCHS = 10
@@ -41,7 +41,7 @@ def trained(
     channels, side = images.shape[1:3]
     network = ConvClassifier(side=side, channels=channels, classes=classes, widths=WIDTHS, hidden=FEATURES)
     made = networks.trained(
-        lambda: _Parameters(network, network.init(seed)), images, labels, Training(epochs=epochs), seed
+        lambda: _Parameters(network, network.init(seed)), images, labels, TrainingRule(epochs=epochs), seed
     )
     assert isinstance(made, _Parameters)
     return Primary(network, {name: _as_in_a_file(leaf) for name, leaf in made.params.items()})

@@ -21,7 +21,7 @@ AUGMENTATIONS = ("none", "affine")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingRule:
     """How a network is trained: the same for every set of images, real or synthetic."""
 
     epochs: int = 20
@@ -58,7 +58,7 @@ NETWORKS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {"mlp": mlp, 
 
 
 def trained(
-    make: Callable[[], nn.Module], images: torch.Tensor, labels: torch.Tensor, training: Training, seed: int
+    make: Callable[[], nn.Module], images: torch.Tensor, labels: torch.Tensor, training: TrainingRule, seed: int
 ) -> nn.Module:
     """The network after its last step, on the device of the images, where they all lie at once."""
     with seeded(seed, images.device), torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
@@ -69,7 +69,12 @@ def trained(
 
 
 def fit(
-    network: nn.Module, images: torch.Tensor, labels: torch.Tensor, training: Training, seed: int, rate: float = RATE
+    network: nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    training: TrainingRule,
+    seed: int,
+    rate: float = RATE,
 ) -> None:
     """Adam, with a short rise and then a cosine down to zero."""
     size, rng = batch_size(len(images)), torch.Generator().manual_seed(seed)
@@ -118,7 +123,7 @@ def predictions(network: nn.Module, images: torch.Tensor, size: int = 4096) -> t
         return torch.cat([network(piece.to(device)).argmax(1).cpu() for piece in images.split(size)])
 
 
-def flop(make: Callable[[], nn.Module], shape: tuple[int, ...], count: int, training: Training) -> float | None:
+def flop(make: Callable[[], nn.Module], shape: tuple[int, ...], count: int, training: TrainingRule) -> float | None:
     """What training costs, counted in one step: multiplications and additions of layers; None where nobody counts."""
     try:
         from torch.utils.flop_counter import FlopCounterMode

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedlens.evaluation.classifiers import CLASSIFIERS, check_names
-from fedlens.evaluation.networks import Training
+from fedlens.evaluation.networks import TrainingRule
 
 SCORES = ("inception score", "frechet distance", "precision", "recall", "density", "coverage")
 
@@ -39,8 +39,8 @@ class Protocol:
         assert self.training
 
     @property
-    def training(self) -> Training:
-        return Training(epochs=self.epochs, augmentation=self.augmentation)
+    def training(self) -> TrainingRule:
+        return TrainingRule(epochs=self.epochs, augmentation=self.augmentation)
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"classifiers": list(self.classifiers)}

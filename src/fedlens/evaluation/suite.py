@@ -19,13 +19,13 @@ import torch
 
 from fedlens.core import arrayfiles, trees
 from fedlens.evaluation import classifiers, distances, features
-from fedlens.evaluation.classifiers import UNSEEDED, Constant, Images, Labels, Network, as_images, as_labels
+from fedlens.evaluation.classifiers import UNSEEDED, Constant, Images, Labels, TrainedNetwork, as_images, as_labels
 from fedlens.evaluation.networks import NETWORKS
 from fedlens.evaluation.protocol import SCORES, Cost, Count, Evaluation, Learnt, Protocol, Score, Spread
 from fedlens.models.classifier import Primary
 
 Drawn = tuple[Images, Labels | None]
-Source = Callable[[int, int], Drawn] | Drawn  # images of a count and a seed, or images that are there already
+Supply = Callable[[int, int], Drawn] | Drawn  # images of a count and a seed, or images that are there already
 Progress = Callable[[int, int, str], None]  # done, of how many, and what it was
 
 REAL, TEST = "real", "test"
@@ -103,7 +103,7 @@ class Sets:
 
 
 def evaluated(
-    source: Source,
+    source: Supply,
     real: Real,
     protocol: Protocol | None = None,
     *,
@@ -145,7 +145,7 @@ def evaluated(
     )
 
 
-def drawn(source: Source, count: int, seed: int, shuffled: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
+def drawn(source: Supply, count: int, seed: int, shuffled: bool = True) -> tuple[torch.Tensor, torch.Tensor | None]:
     """At most so many of the synthetic images; of images that are there already, some that the seed picks."""
     if callable(source):
         return checked(source(count, seed), "synthetic")
@@ -173,7 +173,7 @@ def checked(images_and_labels: Drawn, what: str) -> tuple[torch.Tensor, torch.Te
 # What is trained on, and how it is kept back
 
 
-def _stored(source: Source, real: Real, protocol: Protocol, sets: Sets) -> tuple[list[str], bool, list[str]]:
+def _stored(source: Supply, real: Real, protocol: Protocol, sets: Sets) -> tuple[list[str], bool, list[str]]:
     """The names of the synthetic sets, seed by seed; whether they have labels; and what is odd about them."""
     rows = _order(len(real.images), 0)[: protocol.samples]
     sets.write(REAL, real.images[rows], real.labels[rows])
@@ -253,7 +253,7 @@ def measured(task: Task, folder: str, protocol: Protocol, classes: int, device: 
         seconds=seconds,
         device=device if task.name in NETWORKS else "cpu",
         flop=classifiers.flop(task.name, shape, classes, len(used), protocol.training),
-        weights=trees.digest(predictor.module.state_dict()) if isinstance(predictor, Network) else None,
+        weights=trees.digest(predictor.module.state_dict()) if isinstance(predictor, TrainedNetwork) else None,
         remark=predictor.why if isinstance(predictor, Constant) else "",
     )
 

@@ -99,8 +99,8 @@ class Allowance:
             f" its budget is {budget.epsilon:g}, and {rounded(spent)} is spent or reserved.{explained}"
         )
 
-    def told(self, new: Sequence[Spending] = ()) -> str:
-        """In words, for plan and show: which rule counts and what it makes of it; empty where no plan samples."""
+    def in_words(self, new: Sequence[Spending] = ()) -> str:
+        """For plan and show: which rule counts and what it makes of it; empty where no plan samples."""
         rule = self.rule
         if rule is Rule.AS_PLANNED:
             return "what was planned before the first answer fills the budget: nothing else may be added"

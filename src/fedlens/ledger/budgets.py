@@ -82,7 +82,7 @@ class Standing:
     runs: int
     rule: str | None = None  # by which runs are admitted, where there is a budget
     counted: float | None = None  # the epsilon of what is spent and reserved, were plans chosen after looking
-    told: str = ""  # in words, where it makes a difference
+    in_words: str = ""  # where it makes a difference
 
     def lines(self) -> list[str]:
         """For a person."""
@@ -92,7 +92,7 @@ class Standing:
         return [
             f"{self.population}: budget {budget}",
             f"  spent epsilon {spent}; with what is reserved {promised}; {self.runs} run(s)",
-            *([f"  {self.told}"] if self.told else []),
+            *([f"  {self.in_words}"] if self.in_words else []),
         ]
 
     def to_dict(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class Standing:
             "runs": self.runs,
             "filter": None
             if self.counted is None
-            else {"rule": self.rule, "epsilon": plain(self.counted), "text": self.told},
+            else {"rule": self.rule, "epsilon": plain(self.counted), "text": self.in_words},
         }
 
 

@@ -111,5 +111,5 @@ def standing(entries: Entries, population: str, kind: Kind, delta: float = 1e-5)
         runs=len({root(spending.account.run) for spending in promised}),
         rule=str(state.rule) if state else None,
         counted=state.counted() if state else None,
-        told=state.told() if state else "",
+        in_words=state.in_words() if state else "",
     )

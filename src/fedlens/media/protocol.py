@@ -123,15 +123,15 @@ class Template:
     tail: str = ""  # what is left open, with its defaults
 
     @classmethod
-    def beside(cls, package: str, source: str, **values: Any) -> "Template":
+    def of_package(cls, package: str, source: str, **values: Any) -> "Template":
         """From the blocks of template.toml in the folder of `package`, filled in; texts are quoted as TOML wants."""
-        template = template_beside(package)
+        template = template_of(package)
         quoted = {key: json.dumps(value, ensure_ascii=False) if value else "" for key, value in values.items()}
         context = template.new_context({"source": source, **quoted})
         return cls(source=source, **{name: "".join(block(context)) for name, block in template.blocks.items()})
 
 
-def template_beside(package: str) -> "jinja2.Template":
+def template_of(package: str) -> "jinja2.Template":
     import jinja2
 
     text = importlib.resources.files(package).joinpath("template.toml").read_text("utf-8")

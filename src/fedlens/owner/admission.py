@@ -37,7 +37,7 @@ Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Asked:
+class Claims:
     """What a run says about the data it is to read."""
 
     data: Data
@@ -48,7 +48,7 @@ class Asked:
     classes: int | None = None
 
     @classmethod
-    def by(cls, recipe: Recipe) -> "Asked":
+    def by(cls, recipe: Recipe) -> "Claims":
         p = recipe.privacy
         return cls(
             data=recipe.data,
@@ -72,7 +72,7 @@ def admitted(
             raise ValueError(f"Expected another data.name than that of a registered population, {recipe.population!r}.")
         _check_public_files(recipe, owner)
         return recipe, None
-    known = resolved(Asked.by(recipe), owner, say)
+    known = resolved(Claims.by(recipe), owner, say)
     if recipe.data.budget not in (None, known.budget):
         raise ValueError(f"Expected no data.budget: whose budget {known.name!r} draws on, its owner says.")
     problems = known.refusals(recipe, simulated=simulated, delta=owner.delta(known))
@@ -89,7 +89,7 @@ def refusals(recipe: Recipe, owner: Owner) -> list[str]:
     return known.refusals(recipe, simulated=False, delta=owner.delta(known)) if known else []
 
 
-def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Registration:
+def resolved(asked: Claims, owner: Owner, say: Say = lambda line: None) -> Registration:
     """The registered population that is meant; registered in passing, if need be and nobody said otherwise."""
     name = asked.data.population
     if name is None and (pin := pins.found()):
@@ -122,7 +122,7 @@ def resolved(asked: Asked, owner: Owner, say: Say = lambda line: None) -> Regist
 # In passing
 
 
-def _in_passing(asked: Asked, owner: Owner, say: Say) -> Registration:
+def _in_passing(asked: Claims, owner: Owner, say: Say) -> Registration:
     source, name = absolute(asked.data, asked.labels), asked.data.called
     known = _same(name, source, owner)
     if known is None or _renewed(known, owner):
@@ -214,7 +214,7 @@ def _check_open(owner: Owner) -> None:
 
 
 def _passed(
-    name: str, source: Data, users: Population, made: Prints, asked: Asked, owner: Owner, say: Say
+    name: str, source: Data, users: Population, made: Prints, asked: Claims, owner: Owner, say: Say
 ) -> Registration:
     bounds, unit = _true_bounds(users, asked, owner), "silo" if asked.unit == Unit.SILO else "user"
     passed = registration(name, source, users, made, bounds, unit=unit, policy=Policy(), passing=True)
@@ -223,7 +223,7 @@ def _passed(
     return passed
 
 
-def _true_bounds(users: Population, asked: Asked, owner: Owner) -> Bounds:
+def _true_bounds(users: Population, asked: Claims, owner: Owner) -> Bounds:
     """What a recipe says about the data, if it is true. One refusal tells something: a second is not to be had."""
     count = int(users.counts.sum()) if asked.unit == Unit.EXAMPLE else len(users)
     beyond = asked.classes and "y" in users.columns and users.columns["y"].max(initial=0) >= asked.classes
@@ -234,7 +234,7 @@ def _true_bounds(users: Population, asked: Asked, owner: Owner) -> Bounds:
     return Bounds(**named, exact=asked.exact, classes=asked.classes)
 
 
-def _widened(known: Registration, source: Data, asked: Asked, owner: Owner) -> Registration:
+def _widened(known: Registration, source: Data, asked: Claims, owner: Owner) -> Registration:
     """With columns, or a bound, that earlier recipes did not need; what a unit is never changes in passing."""
     alike = known.data.source == source.source
     if alike and _units(known.data) != _units(source):

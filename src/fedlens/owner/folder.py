@@ -55,7 +55,7 @@ class Owner:
     def __init__(self, address: str, book: Ledger | None = None) -> None:
         self.book = book or Ledger(address)
         self.address = address if is_remote(address) else str(pathlib.Path(address).resolve())
-        self._folder = pins.beside(address) / ".owner"
+        self._folder = pins.folder_of(address) / ".owner"
 
     # What is registered
 

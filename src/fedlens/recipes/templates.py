@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from fedlens.media import opening
-from fedlens.media.protocol import template_beside
+from fedlens.media.protocol import template_of
 
 TASKS = ("T1", "T2", "T3", "T4")
 
@@ -26,7 +26,7 @@ def recipe(
         raise ValueError("Expected a name for the recipe that can be printed: it stands in the recipe.")
     medium = next(medium for medium in opening.every() if task in medium.tasks)
     bound, groups = population or 600, 1 if task in ("T1", "T3") else 2
-    return template_beside(__package__).render(
+    return template_of(__package__).render(
         file=file,
         task=task,
         registered=registered,

@@ -48,7 +48,7 @@ class Piece:
 
     @classmethod
     @functools.cache
-    def beside(cls, package: str, *, template: str, style: str = "", script: str = "") -> "Piece":
+    def of_package(cls, package: str, *, template: str, style: str = "", script: str = "") -> "Piece":
         """From files in the folder of `package`; an empty name is no file."""
         folder = importlib.resources.files(package)
         names = {"template": template, "style": style, "script": script}

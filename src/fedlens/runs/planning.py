@@ -128,7 +128,7 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
         alternatives=() if fits or state is None else tuple(_alternatives(recipe, state)),
         fits=fits,
         counted=state.counted(spendings) if state else None,
-        rule=state.told(spendings) if state else "",
+        rule=state.in_words(spendings) if state else "",
     )
 
 

@@ -98,4 +98,4 @@ def private_place(address: str, run: str, part: str) -> pathlib.Path:
 
 def _secrets(address: str) -> pathlib.Path:
     """Where the secrets of unfinished runs lie: beside the ledger or, if that is elsewhere, with the owner's files."""
-    return pins.beside(address) / ".private"
+    return pins.folder_of(address) / ".private"

@@ -31,7 +31,7 @@ from fedlens.media.text.public import sentences_of
 from fedlens.media.text.reading import said
 from fedlens.models import words
 from fedlens.models.words import Vocabulary
-from fedlens.owner.admission import Asked, resolved
+from fedlens.owner.admission import Claims, resolved
 from fedlens.owner.folder import Owner
 from fedlens.owner.registration import refuse
 from fedlens.privacy import Everyone, Guarantee, L2Clip, Plan, Unit
@@ -220,7 +220,7 @@ def admitted(
     asked: Learning, owner: Owner, *, simulated: bool, say: Callable[[str], None] = lambda line: None
 ) -> tuple[Learning, Data]:
     """The same, on the budget of the population that is meant, and where its text lies; or its owner's refusal."""
-    known = resolved(Asked(data=asked.source, unit=Unit.USER, units=asked.population), owner, say)
+    known = resolved(Claims(data=asked.source, unit=Unit.USER, units=asked.population), owner, say)
     asked = dataclasses.replace(asked, population_name=known.budget or known.name)
     problems = [] if opening.medium(known.medium).worded else [f"it holds {known.medium}, which has no words"]
     if known.population != asked.population:

@@ -25,7 +25,7 @@ from fedlens.data.readers.idx import idx
 from fedlens.data.readers.jsonl import jsonl
 from fedlens.data.readers.leaf import leaf, leaf_text
 from fedlens.data.readers.parquet import parquet, parquet_text
-from fedlens.data.readers.parts import Path, Place, Rows, Source, below
+from fedlens.data.readers.parts import Path, Place, RawData, Rows, below
 from fedlens.data.readers.png import png
 from fedlens.data.readers.sentences import checked as checked_text
 from fedlens.data.readers.sqlite import sqlite
@@ -33,7 +33,7 @@ from fedlens.data.readers.sqlite import sqlite
 __all__ = ["KINDS", "TEXT_KINDS", "checked_text", "convert", "convert_text", "detected", "docstrings", "text"]
 
 Column = Callable[[str, np.dtype, tuple[int, ...]], np.ndarray]  # makes one: its name, type and shape
-Readers = dict[str, Callable[..., Source]]
+Readers = dict[str, Callable[..., RawData]]
 OF_IMAGES: Readers = {"parquet": parquet, "idx": idx, "leaf": leaf, "hdf5": hdf5, "png": png}
 OF_TEXT: Readers = {"jsonl": jsonl, "parquet": parquet_text, "leaf": leaf_text, "sqlite": sqlite, "hdf5": hdf5_text}
 KINDS, TEXT_KINDS = tuple(OF_IMAGES), tuple(OF_TEXT)
@@ -79,7 +79,9 @@ def text(path: Path, *, user: str = "user", text: str = "text", attributes: Sequ
     return Population.from_arrays(_stem(path), columns, opened.counts)
 
 
-def _opened(source: Path, folder: Path, kind: str | None, readers: Readers, what: str, names: dict[str, Any]) -> Source:
+def _opened(
+    source: Path, folder: Path, kind: str | None, readers: Readers, what: str, names: dict[str, Any]
+) -> RawData:
     if os.path.lexists(folder):
         raise DataError(f"Expected a new folder to write to; {pathlib.Path(folder).name} exists.")
     kind = kind or detected(source)
@@ -91,7 +93,7 @@ def _opened(source: Path, folder: Path, kind: str | None, readers: Readers, what
     return _some(readers[kind](source, **given), source, what)
 
 
-def _some(opened: Source, source: Path, what: str) -> Source:
+def _some(opened: RawData, source: Path, what: str) -> RawData:
     if not opened.counts.sum():
         raise DataError(f"Expected at least one {what} in {pathlib.Path(source).name}; it is empty.")
     return opened
@@ -102,7 +104,7 @@ def _as_asked(part: Rows, classes: int | None, inverted: bool) -> Rows:
     return part._replace(columns={"x": 255 - images if inverted else images, "y": labels})
 
 
-def _made(source: Source, folder: Path, name: str) -> Population:
+def _made(source: RawData, folder: Path, name: str) -> Population:
     folder = pathlib.Path(folder)
     draft = folder.parent / f".{folder.name}.{uuid.uuid4().hex}.part"
     try:
@@ -115,7 +117,7 @@ def _made(source: Source, folder: Path, name: str) -> Population:
     return Population.open(folder)
 
 
-def _write(source: Source, folder: pathlib.Path, name: str) -> None:
+def _write(source: RawData, folder: pathlib.Path, name: str) -> None:
     """In bounded memory."""
     columns = _filled(source, lambda key, dtype, shape: _mapped(folder / f"{key}.npy", dtype, shape))
     for column in columns.values():
@@ -128,7 +130,7 @@ def _write(source: Source, folder: pathlib.Path, name: str) -> None:
         (folder / "classes.json").write_text(json.dumps(source.classes, indent=1), encoding="utf-8")
 
 
-def _filled(source: Source, column: Column) -> dict[str, np.ndarray]:
+def _filled(source: RawData, column: Column) -> dict[str, np.ndarray]:
     """Columns, made by `column`, with every row beside the others of its user."""
     columns: dict[str, np.ndarray] = {}
     ends = np.cumsum(source.counts, dtype=np.int64)

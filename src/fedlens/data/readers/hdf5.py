@@ -11,12 +11,12 @@ import numpy as np
 from fedlens.core import files
 from fedlens.data.population import DataError
 from fedlens.data.readers import parts
-from fedlens.data.readers.parts import Path, Place, Rows, Source
+from fedlens.data.readers.parts import Path, Place, RawData, Rows
 from fedlens.data.readers.sentences import AT_ONCE, MOST_SENTENCE, Passage, as_text, as_whole, check_names, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 
-def hdf5(source: Path, users: str = "examples", images: str = "pixels", labels: str = "label") -> Source:
+def hdf5(source: Path, users: str = "examples", images: str = "pixels", labels: str = "label") -> RawData:
     """TensorFlow Federated's HDF5: a group per user, which holds pixels and labels."""
     source, counts = pathlib.Path(source), []
     with _users(source, users, (images, labels)) as held:
@@ -26,7 +26,7 @@ def hdf5(source: Path, users: str = "examples", images: str = "pixels", labels: 
             # A dataset may declare rows that nobody wrote; images of a byte a pixel are made of them.
             declared += max(columns[0].size, sum(one.size * one.dtype.itemsize for one in columns))
             files.check_declared(declared, source.stat().st_size, source.name, DataError)
-    return Source(np.array(counts, np.int64), _images(source, users, (images, labels)))
+    return RawData(np.array(counts, np.int64), _images(source, users, (images, labels)))
 
 
 def _images(source: pathlib.Path, users: str, names: tuple[str, str]) -> Iterator[Rows]:
@@ -79,7 +79,7 @@ def _own_columns(file: Any, group: Any, names: Sequence[str], place: Place) -> l
 
 def hdf5_text(
     source: Path, users: str = "examples", sentences: str = "snippets", attributes: Sequence[str] = ()
-) -> Source:
+) -> RawData:
     """TensorFlow Federated's HDF5 of text: a group per user, which holds strings, as Shakespeare's does."""
     check_names(attributes, sentences)
     path = pathlib.Path(source)

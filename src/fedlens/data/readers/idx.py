@@ -11,12 +11,12 @@ import numpy as np
 
 from fedlens.data.population import DataError, mapped
 from fedlens.data.readers import parts
-from fedlens.data.readers.parts import Path, Place, Rows, Source
+from fedlens.data.readers.parts import Path, Place, RawData, Rows
 
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 
 
-def idx(source: Path, users: Path | None = None, labels: Path | None = None) -> Source:
+def idx(source: Path, users: Path | None = None, labels: Path | None = None) -> RawData:
     """Images, labels and user ids in three files (idx, or .npy for the ids) of one row per example, in any order."""
     if users is None or labels is None:
         raise ValueError("Expected the files of labels and users beside idx images.")
@@ -28,7 +28,7 @@ def idx(source: Path, users: Path | None = None, labels: Path | None = None) -> 
         keys, held = _unique(ids, paths[2], return_counts=True)
         counts.update(dict(zip(keys, held.tolist(), strict=True)))
     numbers, rows = parts.numbered(counts, paths[2].name)
-    return Source(rows, _idx_parts(paths, numbers))
+    return RawData(rows, _idx_parts(paths, numbers))
 
 
 def _idx_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Rows]:

@@ -7,12 +7,12 @@ from typing import Any
 
 from fedlens.data.population import DataError
 from fedlens.data.readers.json_pieces import Json
-from fedlens.data.readers.parts import Path, Place, Source, files_of, rows_at_once, unzipped, whole
+from fedlens.data.readers.parts import Path, Place, RawData, files_of, rows_at_once, unzipped, whole
 from fedlens.data.readers.sentences import ID_LENGTH, Head, Passage, as_text, check_names, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
 
-def jsonl(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> Source:
+def jsonl(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> RawData:
     """One .jsonl or .jsonl.gz or a folder of them; a user may be in any number of lines, in any order."""
     check_names(attributes, users, sentences)
     paths, names = files_of(source, ".jsonl", ".jsonl.gz"), (users, *attributes)

@@ -13,7 +13,7 @@ from fedlens.core import files
 from fedlens.data.population import DataError
 from fedlens.data.readers import parts
 from fedlens.data.readers.json_pieces import Json
-from fedlens.data.readers.parts import Path, Place, Rows, Source
+from fedlens.data.readers.parts import Path, Place, RawData, Rows
 from fedlens.data.readers.sentences import ID_LENGTH, Passage, as_text, gathered
 from fedlens.models.words import SENTENCE_BYTES
 
@@ -21,14 +21,14 @@ _MOST = 2**31  # bytes of one file of images: in memory it takes about eight tim
 _FRAME = {"<BOS>", "<EOS>", "<PAD>"}  # with which LEAF fills Reddit's comments up to pieces of ten tokens
 
 
-def leaf(source: Path) -> Source:
+def leaf(source: Path) -> RawData:
     """LEAF's JSON: one file or a folder of them, each of which fits into memory; a user may be in several."""
     paths = parts.files_of(source, ".json")
     counts: Counter[Any] = Counter()
     for key, held in itertools.chain.from_iterable(map(_leaf_users, paths)):
         counts[key] += len(held["y"])
     numbers, rows = parts.numbered(counts, pathlib.Path(source).name)
-    return Source(rows, _leaf_parts(paths, numbers))
+    return RawData(rows, _leaf_parts(paths, numbers))
 
 
 def _leaf_parts(paths: list[pathlib.Path], numbers: dict[Any, int]) -> Iterator[Rows]:
@@ -79,7 +79,7 @@ def _leaf_images(rows: list[Any], place: Place) -> np.ndarray:
     return parts.as_bytes(array, place)
 
 
-def leaf_text(source: Path) -> Source:
+def leaf_text(source: Path) -> RawData:
     """LEAF's JSON of text: one file or a folder of them, of any size; `x` lists strings, tokens or pieces of tokens."""
     paths = parts.files_of(source, ".json")
     return gathered(paths, _passages, pathlib.Path(source).name, ())

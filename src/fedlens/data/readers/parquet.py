@@ -11,13 +11,13 @@ import numpy as np
 from fedlens.core import files
 from fedlens.data.population import DataError
 from fedlens.data.readers import parts
-from fedlens.data.readers.parts import Path, Place, Rows, Source
+from fedlens.data.readers.parts import Path, Place, RawData, Rows
 from fedlens.data.readers.sentences import AT_ONCE, Passage, as_text, as_whole, check_names, gathered
 
 _LIMITS = {"thrift_string_size_limit": 2**24, "thrift_container_size_limit": 2**20}  # of what the footer declares
 
 
-def parquet(source: Path, users: str = "user", images: str = "image", labels: str = "label") -> Source:
+def parquet(source: Path, users: str = "user", images: str = "image", labels: str = "label") -> RawData:
     """One file or a folder of them; images as PNG bytes, {bytes: ...} or lists of numbers; rows in any order."""
     with parts.needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401
@@ -29,7 +29,7 @@ def parquet(source: Path, users: str = "user", images: str = "image", labels: st
                 keys, codes = _encoded(batch.column(0), place)
             counts.update(dict(zip(keys, np.bincount(codes, minlength=len(keys)).tolist(), strict=True)))
     numbers, rows = parts.numbered(counts, pathlib.Path(source).name)
-    return Source(rows, _parquet_parts(paths, numbers, users, images, labels))
+    return RawData(rows, _parquet_parts(paths, numbers, users, images, labels))
 
 
 def _parquet_parts(
@@ -134,7 +134,7 @@ def _no_nulls(column: Any, place: Place, what: str) -> None:
         raise DataError(f"Expected {what} in every row; {place.at(row)} has none.")
 
 
-def parquet_text(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> Source:
+def parquet_text(source: Path, users: str = "user", sentences: str = "text", attributes: Sequence[str] = ()) -> RawData:
     """One file or a folder of them; a row is a sentence, or all sentences of a user, which are read at once."""
     with parts.needed("pyarrow", "parquet"):
         import pyarrow.parquet  # noqa: F401

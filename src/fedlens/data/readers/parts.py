@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     columns: Mapping[str, np.ndarray]
 
 
-class Source(NamedTuple):
+class RawData(NamedTuple):
     """How many rows each user holds, all rows part by part, and the numbers of named classes where there are any."""
 
     counts: np.ndarray

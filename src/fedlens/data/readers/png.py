@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from fedlens.data.population import DataError
-from fedlens.data.readers.parts import Path, Place, Rows, Source, decoded, number_of, of_images, rows_at_once, whole
+from fedlens.data.readers.parts import Path, Place, RawData, Rows, decoded, number_of, of_images, rows_at_once, whole
 
 
-def png(source: Path) -> Source:
+def png(source: Path) -> RawData:
     """<source>/<user>/<label>/*.png; names of classes become numbers in sorted order, unless they are numbers."""
     source = pathlib.Path(source)
     with whole("folder", source):
@@ -25,7 +25,7 @@ def png(source: Path) -> Source:
             counts.append(sum(_png_count(label, Place(source.name, 0, number)) for label in labels))
             names.update(label.name for label in labels)
     classes = _classes(names)
-    return Source(np.array(counts, np.int64), _png_parts(source, users, classes), classes)
+    return RawData(np.array(counts, np.int64), _png_parts(source, users, classes), classes)
 
 
 def _classes(names: Iterable[str]) -> dict[str, int]:

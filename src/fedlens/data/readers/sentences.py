@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedlens.data.population import DataError, Population
-from fedlens.data.readers.parts import Place, Rows, Source, number_of, numbered, rows_at_once
+from fedlens.data.readers.parts import Place, RawData, Rows, number_of, numbered, rows_at_once
 from fedlens.models.words import SENTENCE_BYTES, as_row
 
 AT_ONCE = 16  # sentences of unknown length that are read together
@@ -35,7 +35,7 @@ class Passage(NamedTuple):
 Read = Callable[[pathlib.Path], Iterator[Passage]]  # of one file of a source
 
 
-def gathered(paths: Sequence[pathlib.Path], read: Read, name: str, attributes: Sequence[str]) -> Source:
+def gathered(paths: Sequence[pathlib.Path], read: Read, name: str, attributes: Sequence[str]) -> RawData:
     """What two passes over the files of a source find, as rows; `name` is the source's."""
     counts: Counter[Any] = Counter()
     late: dict[Place, Head] = {}
@@ -51,7 +51,7 @@ def gathered(paths: Sequence[pathlib.Path], read: Read, name: str, attributes: S
             late[place] = head
     numbers, held = numbered(counts, name)
     again = itertools.chain.from_iterable(map(read, paths))
-    return Source(held, _rows(again, numbers, late, attributes))
+    return RawData(held, _rows(again, numbers, late, attributes))
 
 
 def _rows(

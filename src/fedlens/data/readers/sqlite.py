@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedlens.data.population import DataError
-from fedlens.data.readers.parts import Path, Place, Source, whole
+from fedlens.data.readers.parts import Path, Place, RawData, whole
 from fedlens.data.readers.sentences import MOST_SENTENCE, Passage, as_text, check_names, gathered
 
 _Value = int | memoryview
@@ -16,7 +16,9 @@ _COLUMNS = ("client_id", "split_name", "serialized_example_proto")
 _BYTES, _NUMBERS = 1, 3  # which list of a Feature holds them
 
 
-def sqlite(source: Path, sentences: str = "tokens", attributes: Sequence[str] = (), split: str | None = None) -> Source:
+def sqlite(
+    source: Path, sentences: str = "tokens", attributes: Sequence[str] = (), split: str | None = None
+) -> RawData:
     """TensorFlow Federated's SQLite, as StackOverflow comes in; one `split` of it, or all."""
     check_names(attributes)
     path = pathlib.Path(source)

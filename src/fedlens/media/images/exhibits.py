@@ -82,7 +82,7 @@ class Grids(_OfPictures):
 
     @property
     def piece(self) -> Piece:
-        return Piece.beside(__package__, template="grids.html", style="grids.css", script="grids.js")
+        return Piece.of_package(__package__, template="grids.html", style="grids.css", script="grids.js")
 
     @property
     def widest(self) -> int:
@@ -126,7 +126,7 @@ class Means(_OfPictures):
 
     @property
     def piece(self) -> Piece:
-        return Piece.beside(__package__, template="means.html", style="means.css")
+        return Piece.of_package(__package__, template="means.html", style="means.css")
 
 
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:

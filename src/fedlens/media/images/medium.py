@@ -86,7 +86,7 @@ class Images(Medium):
             raise ValueError("Expected --vocab and --baseline with --task T3 only.")
         source = "npz" if pathlib.Path(data).suffix == ".npz" else "population"
         side, primary = given["facts"].get("side", 28), model if task != "T1" else ""
-        return Template.beside(__package__, source, side=side, primary=primary)
+        return Template.of_package(__package__, source, side=side, primary=primary)
 
     # What is trained
 

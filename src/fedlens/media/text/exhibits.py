@@ -32,7 +32,7 @@ class Words(_OfGroups):
 
     @property
     def piece(self) -> Piece:
-        return Piece.beside(__package__, template="words.html", style="exhibits.css")
+        return Piece.of_package(__package__, template="words.html", style="exhibits.css")
 
     def lines(self) -> list[str]:
         return [f"likeliest words of {group['label']}: {_listed(group['rows'])}" for group in self.groups]
@@ -49,7 +49,7 @@ class Sentences(_OfGroups):
 
     @property
     def piece(self) -> Piece:
-        return Piece.beside(__package__, template="sentences.html", style="exhibits.css")
+        return Piece.of_package(__package__, template="sentences.html", style="exhibits.css")
 
 
 def _listed(rows: Sequence[TableRow]) -> str:

@@ -89,7 +89,7 @@ class TextMedium(Medium):
     def template(self, task: str, data: str, *, vocabulary: str = "", baseline: str = "", **_others: Any) -> Template:
         source = "jsonl" if ".jsonl" in pathlib.Path(data).suffixes else "population"
         known = vocabulary or "vocabulary.txt"
-        return Template.beside(__package__, source, vocabulary=known, baseline=baseline)
+        return Template.of_package(__package__, source, vocabulary=known, baseline=baseline)
 
     # What is trained
 
