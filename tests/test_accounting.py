@@ -13,6 +13,7 @@ from dp_accounting import dp_event
 from dp_accounting.pld import pld_privacy_accountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import Tight
 
 from fedlens.core.randomness import Randomness
 from fedlens.privacy import (
@@ -40,17 +41,6 @@ def plan(noise=5.0, releases=1, sampling=None, **options):
 
 def poisson(noise=5.0, releases=1, rate=0.1, population=1000):
     return plan(noise, releases, Poisson(rate=rate, population=population))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tight(Poisson):
-    """A cap that is often met, to see whether meeting it is paid for."""
-
-    tight: int
-
-    @property
-    def cap(self):
-        return self.tight
 
 
 def hockey_stick(left, right, x, epsilon):

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from toys import same
 
 from fedlens.algorithms import (
     ALGORITHMS,
@@ -360,10 +361,6 @@ def everything(case):
 
 def all_rows(memory):
     return memory.rows(np.arange(len(memory)))
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def total(case, population, cohort, engine):

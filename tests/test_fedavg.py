@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import toys
+from toys import same
 
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvg, FedAvgGan, Sgd, run_together
 from fedlens.core import trees
@@ -276,10 +277,6 @@ SETTINGS = {
     "Adam": {"server": Adam(rate=0.01)},
     "adaptive clip": {"adaptive": AdaptiveClip(start=0.05, bit=0.3)},
 }
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.parametrize("crash", range(ROUNDS + 1))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from toys import same
 
 from fedlens.algorithms import Adam, AdaptiveClip, FedAvgGan, Sgd
 from fedlens.core import trees
@@ -379,10 +380,6 @@ def training(request, curator_of, users, algorithm):
         return curator_of(users, plan, ledger=ledger, position=position, engine=Engine(chunk=4), **few)
 
     return chosen, opened
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 @pytest.mark.parametrize("crash", range(ROUNDS + 1))

@@ -17,7 +17,7 @@ from dp_accounting.pld.pld_pmf import SparsePLDPmf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from toys import vectors
+from toys import Tight, vectors
 
 from fedlens.core.randomness import Randomness
 from fedlens.curators.contributions import one_by_one
@@ -44,17 +44,6 @@ from fedlens.privacy.losses import ExchangedGaussian, Gaussian, SampledGaussian
 ADD_REMOVE, REPLACE_ONE = Neighbours.ADD_REMOVE, Neighbours.REPLACE_ONE
 MESSAGE = {"m": torch.zeros(1)}
 plan = functools.partial(toys.plan, releases=1, noise=1.0, expected=1.0)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tight(Poisson):
-    """A cap that is often met, to see whether meeting it is paid for."""
-
-    tight: int
-
-    @property
-    def cap(self):
-        return self.tight
 
 
 def coarsely(promised, delta=1e-5):

@@ -9,8 +9,10 @@ import types
 import numpy as np
 import pytest
 import torch
+import toys
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import same
 
 from fedlens.core import files, trees
 from fedlens.core.randomness import Randomness
@@ -19,7 +21,7 @@ from fedlens.curators.engine import Engine
 from fedlens.curators.memory import Memory
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger
-from fedlens.privacy import Everyone, L2Clip, Plan, Poisson
+from fedlens.privacy import Everyone, Poisson
 
 UNITS = 6
 EVERYBODY = np.arange(UNITS)
@@ -34,10 +36,6 @@ def first(seed=0, units=UNITS):
 
 def held(memory):
     return memory.rows(np.arange(len(memory)))
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def answered(memory, question, units=EVERYBODY):
@@ -142,13 +140,7 @@ def vectors(rows):
 
 
 def plan(noise=1.0, releases=4, sampling=None):
-    return Plan(
-        sampling=sampling or Everyone(),
-        bound=L2Clip(norm=1.0),
-        noise_multiplier=noise,
-        releases=releases,
-        expected_contributors=2.0,
-    )
+    return toys.plan(releases, noise, 2.0, sampling=sampling or Everyone())
 
 
 def contribute(message, examples, memory):

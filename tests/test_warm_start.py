@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from toys import same
 
 from fedlens.algorithms.fedavg import WARM_BATCH, WARM_STEP, warmed
 from fedlens.models.lstm import LanguageModel
@@ -19,10 +20,6 @@ def warm(steps, fresh=FRESH, seed=5, device="cpu"):
 
 def loss(params):
     return float(NETWORK.loss(params, ROWS, torch.ones(len(ROWS))))
-
-
-def same(left, right):
-    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def test_it_is_a_plain_loop_to_the_last_bit():

@@ -16,7 +16,7 @@ from fedlens.data.population import Population
 from fedlens.ledger import Account, Budget, Entry, Item, Ledger, LedgerError, Spending, is_remote, storage
 from fedlens.media.images import contrast
 from fedlens.media.text import hypotheses
-from fedlens.privacy import Everyone, L2Clip, Plan
+from fedlens.privacy import Everyone, L2Clip, Plan, Poisson
 from fedlens.recipes.recipe import Recipe
 from fedlens.runs import run as runs
 
@@ -80,10 +80,26 @@ def plan(releases=2, noise=5.0, expected=9.0, **options):
 PLAN = plan()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tight(Poisson):
+    """A cap that is often met, to see whether meeting it is paid for."""
+
+    tight: int
+
+    @property
+    def cap(self):
+        return self.tight
+
+
 def vectors(rows):
     """Units that hold one vector each."""
     rows = np.asarray(rows, dtype=np.float32)
     return Population.from_arrays("vectors", {"x": rows}, np.ones(len(rows), np.int64))
+
+
+def same(left, right):
+    """Whether two trees have the same leaves, to the last bit."""
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
 def assert_same(left, right):
