@@ -27,6 +27,15 @@ if typing.TYPE_CHECKING:
     import jinja2
 
 Readers = dict[str, Callable[[Any], Any]]
+
+
+class First(typing.NamedTuple):
+    """What is asked once before a model is trained, and which share of epsilon it would cost alone."""
+
+    algorithm: Algorithm
+    share: float
+
+
 Values = dict[str, Any]  # a recipe before it is checked
 # Options of a table; when a run uses them, by the table they stand in and the whole recipe; and what they go with.
 Rule = tuple[type[Table], str, Callable[[Any, Any], object], str]
@@ -228,6 +237,14 @@ class Medium(abc.ABC):
 
     def warmed(self, recipe: Settings, algorithm: Algorithm, state: Tree, device: str) -> Tree:
         """The first state, after it has learnt what is public."""
+        return state
+
+    def first(self, recipe: Settings) -> First | None:
+        """What a model starts from, where that is asked of the data."""
+        return None
+
+    def started(self, recipe: Settings, state: Tree, kept: Any, device: str) -> Tree:
+        """The first state, after it has learnt what was `kept` of the answer to what is asked first."""
         return state
 
     def chunk(self, recipe: Settings, models: int) -> int:

@@ -25,7 +25,7 @@ from fedlens.media.protocol import Medium
 from fedlens.privacy import Everyone, Guarantee, L2Clip, MatrixPlan, Neighbours, Plan, Promise, UpdateAndBit
 from fedlens.privacy.matrix import Identity
 from fedlens.recipes import defaults, problems
-from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN, Stage, once
+from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage, once
 from fedlens.recipes.tables import NUMBER, QUANTILE, Data, Optimizer, Selection, Settings, Table, sound
 
 FORMER = {"users": "units", "minimum_users": "minimum_units"}  # names in [privacy] that spoke of users only
@@ -200,13 +200,16 @@ class Recipe(Keyed):
 
     @functools.cached_property
     def stages(self) -> tuple[Stage, ...]:
-        """What is asked, in this order: thresholds of all, then for every group whether it is there, and its model."""
+        """What is asked, in this order: thresholds of all, then for every group whether it is there, what its model
+        starts from, and the model."""
         learning = [self._stage(THRESHOLDS, THRESHOLDS, None, AccuracyHistogram())] if self.quantiles else []
-        counting, training = HeadCount(), self.built()
+        first = self.medium.first(self)
+        before = {COUNT: HeadCount(), FIRST: first.algorithm} if first else {COUNT: HeadCount()}
+        asked: dict[str, Algorithm] = before | {TRAIN: self.built()}
         groups = [
-            stage
+            self._stage(name, group, rule, algorithm)
             for group, rule in self.selections.items()
-            for stage in (self._stage(COUNT, group, rule, counting), self._stage(TRAIN, group, rule, training))
+            for name, algorithm in asked.items()
         ]
         return (*learning, *groups)
 
@@ -215,7 +218,8 @@ class Recipe(Keyed):
 
     def _stage(self, name: str, group: str, who: Selection | None, algorithm: Algorithm) -> Stage:
         warmed = functools.partial(self.medium.warmed, self, algorithm) if name == TRAIN else None
-        return Stage(name=name, group=group, who=who, plan=self.plans[name], algorithm=algorithm, warmed=warmed)
+        waits, plan = name == TRAIN and FIRST in self.plans, self.plans[name]
+        return Stage(name=name, group=group, who=who, plan=plan, algorithm=algorithm, warmed=warmed, waits=waits)
 
     def built(self) -> Algorithm:
         """The algorithm that trains its models."""
@@ -235,21 +239,34 @@ class Recipe(Keyed):
 
     @functools.cached_property
     def plans(self) -> dict[str, Promise]:
-        """By their stage: the head count, once, and the training rounds, calibrated together; thresholds, if any."""
+        """By their stage: the head count, once, and the training rounds, calibrated together; thresholds, if any.
+
+        What a model starts from would cost, alone, the share of epsilon that the recipe gives it.
+        """
         p = self.privacy
         count, train = self._once(p.count_noise), self._rounds()
-        learning = {THRESHOLDS: self._once(p.threshold_noise)} if self.quantiles else {}
+        learning: dict[str, Plan] = {THRESHOLDS: self._once(p.threshold_noise)} if self.quantiles else {}
         if p.epsilon is None:
             return {COUNT: count, TRAIN: train, **learning}
         # A user lives through as many models as there are rules to be sorted by: their rounds add up. Where users are
         # replaced, one may leave a group and enter another, and lives through all. All live through the thresholds.
         replaced = p.neighbours == Neighbours.REPLACE_ONE
         models = len(self.selections if replaced else {rule for rule, _ in self.partition().values()})
-        others = (count,) * models + tuple(learning.values())
+        before: dict[str, Plan] = {COUNT: count}
+        if first := self.medium.first(self):
+            all_of_them = dataclasses.replace(self._once(1.0), releases=models, expected_contributors=float(p.units))
+            before[FIRST] = dataclasses.replace(all_of_them.calibrated(first.share * p.epsilon, p.delta), releases=1)
+        others = tuple(before.values()) * models + tuple(learning.values())
         one = _multipliable(train)
         whole = dataclasses.replace(one, releases=models * one.releases).calibrated(p.epsilon, p.delta, others)
         noise = train.noise_multiplier * whole.noise_multiplier / one.noise_multiplier
-        return {COUNT: count, TRAIN: dataclasses.replace(train, noise_multiplier=noise), **learning}
+        return {**before, TRAIN: dataclasses.replace(train, noise_multiplier=noise), **learning}
+
+    @property
+    def before(self) -> tuple[Plan, ...]:
+        """What every model costs before it is trained: the head count, and what it starts from."""
+        named = (self.plans.get(name) for name in (COUNT, FIRST))
+        return tuple(plan for plan in named if isinstance(plan, Plan))
 
     def _once(self, noise_multiplier: float) -> Plan:
         return once(noise_multiplier, unit=self.privacy.unit, neighbours=self.privacy.neighbours)
@@ -336,7 +353,7 @@ class Recipe(Keyed):
 
     def spendings(self, run: str = "planned", simulated: bool = False, train: Promise | None = None) -> list[Spending]:
         """What the whole recipe will have spent when it is done, perhaps with another plan to `train` by."""
-        plans = self.plans[COUNT], train or self.plans[TRAIN]
+        plans = *self.before, train or self.plans[TRAIN]
         models = [Spending(account=self.account(run, name, simulated), plans=plans) for name in self.selections]
         return models + self.learning(run, simulated)
 

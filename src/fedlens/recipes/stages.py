@@ -4,6 +4,7 @@ A recipe with two groups and learnt thresholds:
 
     thresholds   of everybody's verdicts    one noisy histogram
     count        of the group "low"         is anybody there?
+    first        of the group "low"         what its model starts from, if a recipe wants that
     train        of the group "low"         the model
     count        of the group "high"
     train        of the group "high"
@@ -20,7 +21,7 @@ from fedlens.core.trees import Tree
 from fedlens.privacy import Everyone, L2Clip, Neighbours, Plan, Promise, Unit
 from fedlens.recipes.tables import Selection
 
-COUNT, TRAIN = "count", "train"
+COUNT, FIRST, TRAIN = "count", "first", "train"
 THRESHOLDS = "thresholds"  # the account, the stage and the secret of the release that they are learnt from
 
 
@@ -33,10 +34,13 @@ class Stage:
     who: Selection | None  # the rule that selects the units; None: the verdict on each of all
     plan: Promise
     algorithm: Algorithm
-    warmed: Callable[[Tree, str], Tree] | None = None  # what the first state learns from public data, on a device
+    warmed: Callable[[Tree, str], Tree] | None = None  # what the first state learns before the first release
+    waits: bool = False  # its first state follows from the answer to another stage, which `warmed` must know
 
     def start(self, device: str = "cpu") -> Tree:
-        """The public state before the first release."""
+        """The public state before the first release; what it learns, it learns on a device."""
+        if self.waits:
+            raise ValueError("Expected the answer that this stage starts from.")  # it is paid for
         state = self.algorithm.start()
         return self.warmed(state, device) if self.warmed else state
 

@@ -18,7 +18,7 @@ from fedlens.ledger.spending import suffered
 from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
 from fedlens.recipes.recipe import Recipe
-from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN
+from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 
 Result = TypeVar("Result")
 
@@ -58,6 +58,7 @@ class Forecast:
             "readings": {name: plain(value) for name, value in self.readings.items()},
             "thresholds": thresholds.to_dict() if thresholds else None,
             "count": count.to_dict(),
+            "first": plans[FIRST].to_dict() if FIRST in plans else None,
             "train": train.to_dict(),
             "noise_to_signal": self.recipe.noise_to_signal,
             "error_ratio": self.recipe.error_ratio,
@@ -83,6 +84,7 @@ class Forecast:
             f"one {train.unit} moves {moved} by at most {train.sensitivity:g} ({train.neighbours}); by {readings}",
             f"a noisy head count (standard deviation {count.stddev:g} {count.unit}s) is part of it",
             *([_learning(thresholds)] if thresholds else []),
+            *([_starting(self.recipe)] if FIRST in plans else []),
             *([_correlation(train, self.recipe.error_ratio)] if isinstance(train, MatrixPlan) else []),
             f"noise to signal in one round: {self.recipe.noise_to_signal:.2f} (norm of the noise over the largest"
             " possible mean update)",
@@ -135,6 +137,11 @@ def forecast(recipe: Recipe, ledger: Ledger | None) -> Forecast:
 def _learning(plan: Promise) -> str:
     spread = f"standard deviation {plan.stddev:g} {plan.unit}s in a bin"
     return f"a noisy histogram of accuracies ({spread}), from which thresholds are learnt, is part of it"
+
+
+def _starting(recipe: Recipe) -> str:
+    noise = recipe.plans[FIRST].noise_multiplier
+    return f"a look (noise multiplier {noise:.4g}) that a model starts from is part of it, for each model"
 
 
 def _correlation(plan: MatrixPlan, ratio: float | None) -> str:

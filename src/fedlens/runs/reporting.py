@@ -26,7 +26,7 @@ from fedlens.models.words import Vocabulary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.privacy.guarantee import UNVERIFIED
 from fedlens.recipes.recipe import Recipe, to_toml
-from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN
+from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 from fedlens.recipes.tables import Quantile
 from fedlens.report.report import Report
 from fedlens.version import __version__
@@ -40,6 +40,7 @@ def plan_of(recipe: Recipe, promised: Guarantee) -> dict[str, Any]:
         "earlier": [paid.to_dict() for paid in recipe.released],
         "thresholds": thresholds.to_dict() if thresholds else None,
         "count": recipe.plans[COUNT].to_dict(),
+        "first": recipe.plans[FIRST].to_dict() if FIRST in recipe.plans else None,
         "train": recipe.plans[TRAIN].to_dict(),
         "noise_to_signal": recipe.noise_to_signal,
     }
@@ -52,14 +53,14 @@ def facts(recipe: Recipe, selection: str, done: int, charged: int, *, simulated:
     may be charged than done: a crash can cost releases.
     """
     mark = {"simulated": True} if simulated else {}
-    count, train = recipe.plans[COUNT], recipe.plans[TRAIN]
+    train = recipe.plans[TRAIN]
     exact = isinstance(train, MatrixPlan) or accounting.accountant([train]) == accounting.EXACT
     every = 1 if exact else max(1, train.releases // 10)
     if done % every and done != train.releases:
         return mark
     named = dict(zip(recipe.selections, recipe.spendings(simulated=simulated), strict=False))
     before = [named[name] for name in itertools.takewhile(lambda name: name != selection, recipe.selections)]
-    own = dataclasses.replace(named[selection], plans=(count, carried_out(train, charged)))
+    own = dataclasses.replace(named[selection], plans=(*recipe.before, carried_out(train, charged)))
     cost = recipe.guarantee([*before, own, *recipe.learning(simulated=simulated)]).epsilon
     return mark | {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
@@ -70,13 +71,17 @@ def model_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: H
     return recipe.medium.model(recipe, algorithm, state, device=device, **about)
 
 
-def kept_of(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> Trained | None:
-    """What is kept of a state beside the model, with the same guarantee; nothing, as a rule."""
-    algorithm, about = _stated(recipe, selection, state, own, head)
+def kept_of(
+    recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head, stage: str = TRAIN
+) -> Trained | None:
+    """What is kept of a state beside the model, with the guarantee of all until then; nothing, as a rule."""
+    algorithm, about = _stated(recipe, selection, state, own, head, stage)
     return recipe.medium.kept(recipe, algorithm, state, **about)
 
 
-def _stated(recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head) -> tuple[Algorithm, dict[str, Any]]:
+def _stated(
+    recipe: Recipe, selection: str, state: Tree, own: Spending, head: Head, stage: str = TRAIN
+) -> tuple[Algorithm, dict[str, Any]]:
     about = {
         "label": selection,
         "spending": recipe.owed(own),
@@ -85,7 +90,7 @@ def _stated(recipe: Recipe, selection: str, state: Tree, own: Spending, head: He
         "rounds": int(state["round"]),
         "ledger_head": head,
     }
-    return recipe.stage(TRAIN, selection).algorithm, about
+    return recipe.stage(stage, selection).algorithm, about
 
 
 def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:

@@ -41,7 +41,7 @@ from fedlens.owner.admission import admitted
 from fedlens.owner.folder import Owner
 from fedlens.privacy import Guarantee
 from fedlens.recipes.recipe import Recipe, to_toml
-from fedlens.recipes.stages import COUNT, THRESHOLDS, TRAIN
+from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage
 from fedlens.report.report import Report
 from fedlens.runs import preparation, reporting, safeguards
 from fedlens.runs.carrying_out import Asking, carried_out
@@ -318,7 +318,7 @@ class Run:
         if self._settled(folder, book):
             return
         folder.mkdir(exist_ok=True)
-        counting, training = (self.recipe.stage(name, selection) for name in (COUNT, TRAIN))
+        counting, training = self.recipe.stage(COUNT, selection), self._training(selection, site, thresholds, book)
         state = carried_out(counting, site, self._asking(selection, book, Engine()), thresholds)
         counted = {"noisy_units": round(float(counting.algorithm.result(state)), 1)} | self._mark
         files.write(folder / "count.json", json.dumps(counted))
@@ -334,6 +334,29 @@ class Run:
             release.save(folder / release.file)  # before anything is fitted to it, which may fail
         self._keep(make(state), folder)
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
+
+    def _training(self, selection: str, site: Site, thresholds: Thresholds, book: Ledger) -> Stage:
+        """The stage that trains; with what it starts from, which is asked for only if it has not begun."""
+        training = self.recipe.stage(TRAIN, selection)
+        if not training.waits:
+            return training
+        return dataclasses.replace(
+            training, warmed=functools.partial(self._started, selection, site, thresholds, book), waits=False
+        )
+
+    def _started(
+        self, selection: str, site: Site, thresholds: Thresholds, book: Ledger, state: Tree, device: str
+    ) -> Tree:
+        """The first state of a model that starts from an answer. Safe to call again: an old question is free.
+
+        The engine is not measured: after a crash another one would be another question, and that is not paid for.
+        """
+        asking = self._asking(selection, book, Engine.repeatable(device), device)
+        answer = carried_out(self.recipe.stage(FIRST, selection), site, asking, thresholds)
+        kept = reporting.kept_of(self.recipe, selection, answer, *self._price(selection, book), FIRST)
+        if kept:
+            kept.save(self.folder / selection / kept.file)
+        return self.recipe.medium.started(self.recipe, state, kept, device)
 
     def _keep(self, model: Trained, folder: pathlib.Path) -> None:
         """Saved where nobody else writes, and noted, before it lies in the folder."""

@@ -16,7 +16,17 @@ from fedlens.core.trees import Tree
 from fedlens.ledger.provenance import damage_of
 from fedlens.media import protocol
 from fedlens.media.images.samples import Samples
-from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, look, networks, side
+from fedlens.media.images.settings import (
+    LOOK,
+    LookSettings,
+    Networks,
+    channels,
+    gan,
+    look,
+    networks,
+    side,
+    starts_from_look,
+)
 from fedlens.media.images.settings import fitted as fitted_to
 from fedlens.media.protocol import Rule, check_fits
 from fedlens.models.gan import ConvGenerator
@@ -34,20 +44,27 @@ FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
 ENOUGH = 150  # units for each unit of noise: with fewer, means are seen better than how much images vary
 RULES: tuple[Rule, ...] = (
-    (LookSettings, "family examples readable", lambda _, recipe: _is_look(recipe), "algorithm = 'look'"),
-    (LookSettings, "frequencies jitter", lambda look, recipe: _is_look(recipe, "moments"), "look.family = 'moments'"),
+    (LookSettings, "family examples readable", lambda _, recipe: _looks(recipe), "algorithm = 'look'"),
+    (LookSettings, "frequencies jitter", lambda look, recipe: _looks(recipe, "moments"), "look.family = 'moments'"),
     (
         LookSettings,
         "features steps batch rate",
-        lambda look, recipe: _is_look(recipe, "embedding"),
+        lambda look, recipe: _looks(recipe, "embedding"),
         "look.family = 'embedding'",
     ),
-    (Networks, "critic_widths critic_hidden", lambda _, recipe: not _is_look(recipe), "algorithm = 'fedavg-gan'"),
+    (LookSettings, "share", lambda _, recipe: starts_from_look(recipe), "model.start = 'look'"),
+    (
+        Networks,
+        "critic_widths critic_hidden start",
+        lambda _, recipe: recipe.algorithm != LOOK,
+        "algorithm = 'fedavg-gan'",
+    ),
 )
 
 
-def _is_look(recipe: Settings, family: str = "") -> bool:
-    return recipe.algorithm == LOOK and family in ("", look(recipe).family)
+def _looks(recipe: Settings, family: str = "") -> bool:
+    """Whether it takes a look, of this family."""
+    return (recipe.algorithm == LOOK or starts_from_look(recipe)) and family in ("", look(recipe).family)
 
 
 def problems(recipe: Settings) -> list[str]:
@@ -58,6 +75,16 @@ def problems(recipe: Settings) -> list[str]:
         f"privacy.{name} is {given}: a look is one release that everybody is in, of norm 1; leave it out"
         for name, (given, expected) in wanted.items()
         if given != expected
+    ]
+
+
+def problems_of_start(recipe: Settings) -> list[str]:
+    """What does not go with a GAN that starts from a look."""
+    family = look(recipe).family == "embedding"
+    given = recipe.privacy.epsilon is not None
+    return [
+        *([] if family else ["model.start = 'look' fits a network: it goes with look.family = 'embedding'"]),
+        *([] if given else ["model.start = 'look' takes its share of privacy.epsilon: give that"]),
     ]
 
 
@@ -170,9 +197,18 @@ def kept(algorithm: OneLook, state: Tree, **about: Any) -> Look:
 
 def fitted(recipe: Settings, release: Look, device: str) -> Fitted:
     """The model of a recipe."""
+    return dataclasses.replace(refitted(release, drawing(recipe), _fit(recipe), device), refitted=False)
+
+
+def start(recipe: Settings, release: Look, device: str) -> Tree:
+    """The weights of a generator that a GAN goes on with."""
+    params = _fit(recipe)(release.release, Network(generator=gan(recipe).generator), device=device)
+    return {name: leaf for name, leaf in params.items() if name != "shares"}
+
+
+def _fit(recipe: Settings) -> Fit:
     table = look(recipe)
-    fit = Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
-    return dataclasses.replace(refitted(release, drawing(recipe), fit, device), refitted=False)
+    return Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
 
 
 def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str = "cpu") -> Fitted:

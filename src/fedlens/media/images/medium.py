@@ -16,8 +16,19 @@ from fedlens.media.images import contrast, looks, pictures
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.looks import Fitted, Look
 from fedlens.media.images.samples import Model, Samples
-from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, networks, settled, side
-from fedlens.media.protocol import Medium, Template, Values
+from fedlens.media.images.settings import (
+    LOOK,
+    LookSettings,
+    Networks,
+    channels,
+    gan,
+    networks,
+    settled,
+    side,
+    starts_from_look,
+)
+from fedlens.media.images.settings import look as looks_at
+from fedlens.media.protocol import First, Medium, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
@@ -55,9 +66,12 @@ class Images(Medium):
             self.network(recipe)
             if self._one_look(recipe):
                 looks.drawing(recipe)
+            if starts_from_look(recipe):
+                looks.psi(recipe)
         except ValueError as error:
             problems.append(str(error))
-        return problems + (looks.problems(recipe) if self._one_look(recipe) else [])
+        of_look = looks.problems(recipe) if self._one_look(recipe) else []
+        return problems + of_look + (looks.problems_of_start(recipe) if starts_from_look(recipe) else [])
 
     def _one_look(self, recipe: Settings) -> bool:
         return (recipe.algorithm or self.algorithm(recipe)) == LOOK
@@ -105,6 +119,15 @@ class Images(Medium):
         images = torch.zeros(width, channels(recipe), side(recipe), side(recipe), dtype=torch.uint8)
         labels = {"y": torch.zeros(width, dtype=torch.long)} if networks(recipe).classes else {}
         return {"x": images, "mask": torch.ones(width), **labels}
+
+    def first(self, recipe: Settings) -> First | None:
+        if not starts_from_look(recipe) or self._one_look(recipe):
+            return None
+        return First(OneLook(psi=looks.psi(recipe)), looks_at(recipe).share)
+
+    def started(self, recipe: Settings, state: Tree, kept: Look, device: str) -> Tree:
+        """With a generator that draws what the look saw; the critic is to learn, and knows nothing yet."""
+        return state | trees.joined(generator=looks.start(recipe, kept, device))
 
     def chunk(self, recipe: Settings, models: int) -> int:
         """26 GB on a GPU with the largest critic, twice while it is recorded."""

@@ -34,6 +34,7 @@ class Networks(Table):
     generator_hidden: PositiveInt | None = None
     generator_widths: tuple[PositiveInt, ...] | None = None
     classes: NonNegativeInt = 0  # above 0: a conditional pair, which learns images with their labels
+    start: Literal["fresh", "look"] = "fresh"  # look: a generator is fitted to one look first, and goes on from there
 
     def built(self, side: int, channels: int) -> Gan:
         pair = Gan.paper(side, channels) if self.size == "paper" else Gan.small(side, channels)
@@ -46,7 +47,7 @@ class Networks(Table):
 
 
 class LookSettings(Table):
-    """How one look is taken, and what is fitted to it: `algorithm = "look"`."""
+    """How one look is taken, and what is fitted to it: `algorithm = "look"`, or `model.start = "look"`."""
 
     family: Literal["moments", "embedding"] = "moments"  # a GPU, or minutes, are needed for an embedding
     frequencies: PositiveInt | None = None  # moments: of each channel; by default from units, noise and side
@@ -57,6 +58,7 @@ class LookSettings(Table):
     rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     examples: Annotated[int, Field(ge=1, le=4096)] = 128  # of a unit's images, at most
     readable: Annotated[float, Field(ge=0, le=0.9)] = 0.1  # of the squared norm, for what people read
+    share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # model.start: the epsilon of the look alone, of the whole
 
 
 def side(recipe: Settings) -> int:
@@ -78,6 +80,10 @@ def channels(recipe: Settings) -> int:
 def look(recipe: Settings) -> LookSettings:
     table: LookSettings = recipe.look  # type: ignore[attr-defined]
     return table
+
+
+def starts_from_look(recipe: Settings) -> bool:
+    return networks(recipe).start == LOOK
 
 
 def gan(recipe: Settings) -> Gan:
