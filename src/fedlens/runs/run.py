@@ -49,6 +49,7 @@ from fedlens.runs.folder import FolderKeeper, Watcher
 
 VERSION = 3  # of run folders
 DATA = "_data"  # names the secret under which data are tagged; no selection is called so
+ONE_NUMBER = Engine(chunk=256)  # of each unit: not worth measuring, and a plain loop over a million takes minutes
 MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
 
 
@@ -306,7 +307,7 @@ class Run:
         if THRESHOLDS not in self.recipe.plans or site.accuracies is None:
             return {}
         stage = self.recipe.stage(THRESHOLDS, THRESHOLDS)
-        state = carried_out(stage, site, self._asking(THRESHOLDS, book, Engine()))
+        state = carried_out(stage, site, self._asking(THRESHOLDS, book, ONE_NUMBER))
         learnt = quantiles(stage.algorithm.result(state), self.recipe.quantiles)
         rows = [{"quantile": level, "accuracy": accuracy} | self._mark for level, accuracy in learnt.items()]
         files.write(self.folder / "thresholds.json", json.dumps(rows, indent=1))
@@ -319,7 +320,7 @@ class Run:
             return
         folder.mkdir(exist_ok=True)
         counting, training = (self.recipe.stage(name, selection) for name in (COUNT, TRAIN))
-        state = carried_out(counting, site, self._asking(selection, book, Engine()), thresholds)
+        state = carried_out(counting, site, self._asking(selection, book, ONE_NUMBER), thresholds)
         counted = {"noisy_units": round(float(counting.algorithm.result(state)), 1)} | self._mark
         files.write(folder / "count.json", json.dumps(counted))
         if self._of_too_few(folder):
