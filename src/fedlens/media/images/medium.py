@@ -16,11 +16,12 @@ from fedlens.media.images import contrast, looks, pictures
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.looks import Fitted, Look
 from fedlens.media.images.samples import Model, Samples
-from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, networks, settled, side
+from fedlens.media.images.settings import LOOK, LookSettings, Networks, channels, gan, look, networks, settled, side
 from fedlens.media.protocol import Medium, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
+from fedlens.models.looks import room as looks_room
 from fedlens.models.looks.psi import Psi
 from fedlens.models.primary import open_primary
 from fedlens.recipes.tables import Settings
@@ -111,6 +112,10 @@ class Images(Medium):
 
     def summary(self, recipe: Settings) -> dict[str, Any]:
         return {"critic": list(networks(recipe).critic_widths or ())}
+
+    def check_room(self, recipe: Settings, room: int) -> None:
+        if self._one_look(recipe):
+            looks_room.check(looks.psi(recipe), look(recipe).batch, room)
 
     # Models and samples
 
