@@ -29,6 +29,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/ledger.py
 	$(BIN)/python benchmarks/contrast.py
 	$(BIN)/python benchmarks/language.py
+	$(BIN)/python benchmarks/looks.py
 
 # The public API on one page, docs/api.md, from the docstrings.
 api: $(VENV)/dev.stamp

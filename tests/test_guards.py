@@ -192,8 +192,8 @@ MUTATIONS = {
     ),
     "the cut to whole steps": (
         "curators/contributions.py",
-        "torch.trunc(leaf * (1 / self.grid))",
-        "(leaf * (1 / self.grid))",
+        'torch.div(leaf, self.grid, rounding_mode="trunc")',
+        "leaf / self.grid",
         "test_simulation.py::test_sums_are_exact_whatever_the_order_the_chunks_and_the_threads",
     ),
     "one bound for all curators that are asked at once": (

@@ -104,13 +104,15 @@ def fit(
 ) -> None:
     """Fit another generator to a look that was released before: free."""
     from fedlens.media.images import looks
+    from fedlens.models.looks import room
     from fedlens.models.looks.fitting import Fit
     from fedlens.privacy.guarantee import UNVERIFIED
-    from fedlens.runs.run import chosen_device
+    from fedlens.runs.run import chosen_device, memory_of
 
     opened = looks.Look.open(release)
-    settings = Fit(steps=steps, batch=batch, rate=rate, seed=seed)
-    model = looks.refitted(opened, looks.drawing_for(opened), settings, chosen_device(device))
+    settings, where = Fit(steps=steps, batch=batch, rate=rate, seed=seed), chosen_device(device)
+    room.check(opened.release.psi, batch, memory_of(where))
+    model = looks.refitted(opened, looks.drawing_for(opened), settings, where)
     if (path := to / model.file).exists():
         raise ValueError(f"Expected no file at {path}; it would be overwritten.")
     to.mkdir(parents=True, exist_ok=True)

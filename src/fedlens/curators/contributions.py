@@ -48,7 +48,8 @@ class Work:
         """One unit's bounded contribution, cut towards zero to whole steps of the grid, and its new memory."""
         contribution, memory = self.contribute(message, examples, memory)
         bounded = self.bound({name: leaf.float() for name, leaf in contribution.items()})
-        return {name: torch.trunc(leaf * (1 / self.grid)) for name, leaf in bounded.items()}, memory
+        # Exact, since the grid is a power of two. trunc by itself is not vectorised: up to forty times as slow.
+        return {name: torch.div(leaf, self.grid, rounding_mode="trunc") for name, leaf in bounded.items()}, memory
 
     def summed(self, run: Run, message: Tree, examples: Tree, memory: Tree, shape: Tree, real: torch.Tensor) -> Summed:
         """The sum of a chunk in whole steps of the grid, and the new memories; rows that are not `real` count for zero.

@@ -8,15 +8,17 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.curators.contributions import Run, Summed, Work, filled, one_by_one, vectorised
 
 _WORTH_COMPILING = 120.0  # seconds of work ahead; compiling takes about one minute
+_ROOM = 2**27  # bytes of a chunk's largest tensor on a CPU, in each thread: a handful of such are alive at once
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
@@ -68,6 +70,15 @@ class Engine:
         finally:
             torch.set_num_threads(cores)
 
+    def within(self, work: Work, message: Tree, blank: Tree, memory: Tree) -> "Engine":
+        """With no more units at once than there is room for.
+
+        Told from shapes alone, and of no machine: a seed that is used elsewhere meets the same chunks.
+        """
+        if self.chunk == 1:
+            return self
+        return dataclasses.replace(self, chunk=min(self.chunk, _most(self.device, work, message, blank, memory)))
+
     @classmethod
     def repeatable(cls, device: str) -> "Engine":
         """For seeds, which promise the same again on any machine: nothing is measured, and every core works alone."""
@@ -83,10 +94,12 @@ class Engine:
             return engine._rate(work, message, unit, memory, shape)
 
         best, best_rate = cls(device=device), 0.0
+        most = _most(device, work, message, trees.zeros(unit), memory)
         for workers in sorted({1, 1 if device != "cpu" else os.cpu_count() or 1}):
             previous = 0.0
             halves = {math.ceil(units / 2), math.ceil(units / 4)} if units < 1024 else set()
-            for chunk in sorted({1, *halves, *(size for size in (4, 16, 64, 256) if size < units)}):
+            sizes = {1, *halves, *(size for size in (4, 16, 64, 256) if size < units)}
+            for chunk in sorted(size for size in sizes if size <= most):
                 engine = cls(device=device, chunk=chunk, workers=workers)
                 paid = rate(engine) * units / (math.ceil(units / chunk) * chunk)  # a last chunk is filled up
                 if paid > best_rate:
@@ -114,6 +127,31 @@ class Engine:
             return self.chunk * self.workers / (time.perf_counter() - start)
         except torch.OutOfMemoryError:
             return 0.0
+
+
+def _most(device: str, work: Work, message: Tree, blank: Tree, memory: Tree) -> int:
+    """Units at once that there is room for. A GPU is tried out instead: it says itself when its memory runs out."""
+    if device != "cpu":
+        return 2**62
+    with torch.no_grad(), _Largest() as seen:
+        work.steps(message, blank, memory)
+    room: int = max(1, _ROOM // seen.bytes)
+    return room
+
+
+class _Largest(TorchFunctionMode):
+    """Watches how many bytes functions make at once; a view of what is there is nothing new."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes: int = 1
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for leaf in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(leaf, torch.Tensor) and not leaf._is_view():
+                self.bytes = max(self.bytes, leaf.nbytes)
+        return made
 
 
 @functools.lru_cache(maxsize=8)

@@ -151,6 +151,8 @@ class SimulatedCurator:
                 self.engine = Engine.measured(
                     work, message, unit, memory, shape, device=self._device, units=units, rounds=self.remaining
                 )
+            else:
+                self.engine = self.engine.within(work, message, blank, memory)
         return self._shapes[key]
 
     @property

@@ -266,6 +266,10 @@ class Medium(abc.ABC):
         """Refuses a recipe that tells another price of what was released before than the ledger does."""
         return
 
+    def check_room(self, recipe: Settings, room: int) -> None:
+        """Refuses a recipe that so many bytes of memory are too few for, where that can be told beforehand."""
+        return
+
     # Models and samples
 
     def kept(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Trained | None:

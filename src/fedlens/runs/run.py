@@ -16,11 +16,14 @@ The folder is public: everything in it came through the curator. What must stay 
 its noise is derived from) lies beside the ledger, readable by its owner only, and is deleted when all models are there.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
+import resource
 import secrets
 import shutil
 import tempfile
@@ -49,6 +52,7 @@ from fedlens.runs.folder import FolderKeeper, Watcher
 
 VERSION = 3  # of run folders
 DATA = "_data"  # names the secret under which data are tagged; no selection is called so
+ONE_NUMBER = Engine(chunk=256)  # of each unit: not worth measuring, and a plain loop over a million takes minutes
 MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
 
 
@@ -86,6 +90,7 @@ class Run:
         if source is not None and not pathlib.Path(source).exists():
             raise DataError(f"Expected private data at {source}; there is nothing.")
         check_device(device)
+        recipe.medium.check_room(recipe, memory_of(device))
         recipe.medium.baseline(recipe)  # what is wrong with it is better said now than when all is spent
         safeguards.only_our_code(recipe, seed)
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
@@ -236,6 +241,7 @@ class Run:
             if not self._settled(self._part(account), book):
                 book.must_be_open(account)
         safeguards.only_our_code(self.recipe, self.seed)
+        self.recipe.medium.check_room(self.recipe, memory_of(self.device))
         self.recipe.medium.check_prices(self.recipe, book)
         book.reserve(self.items(), recipe=self.recipe.digest, resumed=True)  # done when it was created: checked
         site = self._usable_site(book)
@@ -306,7 +312,7 @@ class Run:
         if THRESHOLDS not in self.recipe.plans or site.accuracies is None:
             return {}
         stage = self.recipe.stage(THRESHOLDS, THRESHOLDS)
-        state = carried_out(stage, site, self._asking(THRESHOLDS, book, Engine()))
+        state = carried_out(stage, site, self._asking(THRESHOLDS, book, ONE_NUMBER))
         learnt = quantiles(stage.algorithm.result(state), self.recipe.quantiles)
         rows = [{"quantile": level, "accuracy": accuracy} | self._mark for level, accuracy in learnt.items()]
         files.write(self.folder / "thresholds.json", json.dumps(rows, indent=1))
@@ -319,7 +325,7 @@ class Run:
             return
         folder.mkdir(exist_ok=True)
         counting, training = self.recipe.stage(COUNT, selection), self._training(selection, site, thresholds, book)
-        state = carried_out(counting, site, self._asking(selection, book, Engine()), thresholds)
+        state = carried_out(counting, site, self._asking(selection, book, ONE_NUMBER), thresholds)
         counted = {"noisy_units": round(float(counting.algorithm.result(state)), 1)} | self._mark
         files.write(folder / "count.json", json.dumps(counted))
         if self._of_too_few(folder):
@@ -384,6 +390,16 @@ def check_device(device: str) -> None:
     there = torch.cuda.device_count() if kind == "cuda" else 1
     if kind not in ("cpu", "cuda") or not (number or "0").isdecimal() or int(number or 0) >= there:
         raise ValueError(f"Expected a device of this machine (cpu, or cuda where there is one), got {device!r}.")
+
+
+def memory_of(device: str) -> int:
+    """Bytes, all in all: what does not fit in there fits at no time."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), resource.getrlimit(resource.RLIMIT_AS)[0]]
+    with contextlib.suppress(OSError, ValueError):  # of a container, where there is one
+        limits.append(int(pathlib.Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limit for limit in limits if limit > 0)
 
 
 def default_device() -> str:

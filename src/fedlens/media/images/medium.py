@@ -22,16 +22,17 @@ from fedlens.media.images.settings import (
     Networks,
     channels,
     gan,
+    look,
     networks,
     settled,
     side,
     starts_from_look,
 )
-from fedlens.media.images.settings import look as looks_at
 from fedlens.media.protocol import First, Medium, Template, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
+from fedlens.models.looks import room as looks_room
 from fedlens.models.looks.psi import Psi
 from fedlens.models.primary import open_primary
 from fedlens.recipes.tables import Settings
@@ -123,7 +124,7 @@ class Images(Medium):
     def first(self, recipe: Settings) -> First | None:
         if not starts_from_look(recipe) or self._one_look(recipe):
             return None
-        return First(OneLook(psi=looks.psi(recipe)), looks_at(recipe).share)
+        return First(OneLook(psi=looks.psi(recipe)), look(recipe).share)
 
     def started(self, recipe: Settings, state: Tree, kept: Look, device: str) -> Tree:
         """With a generator that draws what the look saw; the critic is to learn, and knows nothing yet."""
@@ -135,6 +136,10 @@ class Images(Medium):
 
     def summary(self, recipe: Settings) -> dict[str, Any]:
         return {"critic": list(networks(recipe).critic_widths or ())}
+
+    def check_room(self, recipe: Settings, room: int) -> None:
+        if self._one_look(recipe) or starts_from_look(recipe):
+            looks_room.check(looks.psi(recipe), look(recipe).batch, room)
 
     # Models and samples
 

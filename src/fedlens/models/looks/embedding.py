@@ -45,6 +45,11 @@ class Embedding:
     def size(self) -> int:
         return self.features
 
+    @property
+    def projection(self) -> int:
+        """How many numbers the random projection has."""
+        return sum(_WIDTHS) * min(self.side // 4, _LARGEST) ** 2 * (self.features // 2)
+
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """[n, features] of [n, channels, side, side]; each row has norm 1."""
         phases = self.seen(images) @ _projection(self, str(images.device))

@@ -14,6 +14,7 @@ from fedlens.models.sizes import check_sizes
 BODY, LABELS, SIZE = "body", "labels", "size"
 _SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
 _LABELS, _SIZE = 0.05, 0.005  # of the squared norm
+TOGETHER = 512  # of a unit's images, in a body: each is as many numbers as all of a class together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,9 +55,17 @@ class Psi:
         even = _even if self.several else torch.Tensor.clone
         blocks |= {LABELS: even(kinds.sum(1))} if self.classes else {}
         blocks |= {SIZE: _size(mask)} if self.several else {}
-        blocks[BODY] = even(kinds @ self.body(images))
+        blocks[BODY] = even(self._body(kinds, images))
         weights = self.weights
         return {name: block * weights[name] for name, block in blocks.items()}
+
+    def _body(self, kinds: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        """Piece by piece, so that a unit of very many images takes no more memory than one of some."""
+        (first, *others) = zip(kinds.split(TOGETHER, 1), images.split(TOGETHER), strict=True)
+        total: torch.Tensor = first[0] @ self.body(first[1])
+        for kind, part in others:
+            total = total + kind @ self.body(part)
+        return total
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
