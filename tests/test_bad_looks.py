@@ -149,8 +149,8 @@ def test_data_that_cannot_be_looked_at_are_refused_at_no_price_and_without_a_row
 @pytest.mark.parametrize("body", [Moments(side=SIDE, frequencies=9), Embedding(side=SIDE, features=42)], ids=str)
 @pytest.mark.parametrize("engine", [Engine(), Engine(chunk=4)], ids=["one by one", "chunks"])
 @pytest.mark.parametrize("spoilt", [math.nan, math.inf])
-def test_a_unit_whose_images_are_no_numbers_is_silent(door, body, engine, spoilt):
-    """Behind the door nobody may be told: the answer is that without it."""
+def test_a_unit_whose_images_are_no_numbers_is_silent(curator_of, body, engine, spoilt):
+    """Behind the curator nobody may be told: the answer is that without it."""
     rng = np.random.default_rng(0)
     images = rng.uniform(-1, 1, (9, 1, SIDE, SIDE)).astype(np.float32)
     psi = Psi(body=body, classes=2, examples=3)
@@ -167,7 +167,7 @@ def test_a_unit_whose_images_are_no_numbers_is_silent(door, body, engine, spoilt
         population = Population.from_arrays("p", {"x": x, "y": np.arange(len(x)) % 2}, counts)
         if hole is None:
             population.columns["y"][:] = (np.arange(9) % 2)[3:]
-        curator = door(population, plan, engine=engine, examples_per_unit=3)
+        curator = curator_of(population, plan, engine=engine, examples_per_unit=3)
         answers.append(curator.noisy_mean(OneLook(psi=psi).contribute, {}))
     for name, leaf in answers[0].items():
         assert leaf.isfinite().all()

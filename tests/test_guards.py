@@ -246,9 +246,21 @@ MUTATIONS = {
     ),
     "the price of learnt thresholds": (
         "recipes/recipe.py",
-        "others = (count,) * models + tuple(learning.values())",
-        "others = (count,) * models",
+        "others = tuple(before.values()) * models + tuple(learning.values())",
+        "others = tuple(before.values()) * models",
         "test_recipes.py::test_learnt_thresholds_are_paid_once_by_everybody_and_the_target_is_met",
+    ),
+    "the price of what a model starts from": (
+        "recipes/recipe.py",
+        "others = tuple(before.values()) * models + tuple(learning.values())",
+        "others = (count,) * models + tuple(learning.values())",
+        "test_starting_looks.py::test_look_and_rounds_together_cost_what_the_recipe_says",
+    ),
+    "what a model starts from, in what is stated": (
+        "recipes/recipe.py",
+        "for name in (COUNT, FIRST))",
+        "for name in (COUNT,))",
+        "test_starting_looks.py::test_look_and_rounds_together_cost_what_the_recipe_says",
     ),
     "the unit that is displaced": (
         "privacy/sampling.py",

@@ -44,7 +44,7 @@ def crowd(units, each, side):
     return Population.from_arrays("crowd", columns, np.full(units, each))
 
 
-def opened(door, population, psi, engine):
+def opened(curator_of, population, psi, engine):
     unit = Unit.USER if psi.several else Unit.EXAMPLE
     count = float(len(population))
     plan = Plan(
@@ -55,14 +55,14 @@ def opened(door, population, psi, engine):
         expected_contributors=count,
         unit=unit,
     )
-    curator = door(population, plan, engine=engine, examples_per_unit=psi.examples)
-    if engine is None:  # the door of the tests has one of its own
+    curator = curator_of(population, plan, engine=engine, examples_per_unit=psi.examples)
+    if engine is None:  # the curator of the tests has one of its own
         curator.engine = None
     return curator
 
 
-def looked(door, population, psi, engine):
-    curator = opened(door, population, psi, engine)
+def looked(curator_of, population, psi, engine):
+    curator = opened(curator_of, population, psi, engine)
     return curator.noisy_mean(OneLook(psi=psi).contribute, {}), curator
 
 
@@ -78,26 +78,26 @@ def test_the_probe_sees_memory_that_is_taken():
 
 
 @pytest.mark.parametrize("engine", [None, "repeatable"])
-def test_memory_does_not_grow_with_features_times_users(door, greedy, engine):
+def test_memory_does_not_grow_with_features_times_users(curator_of, greedy, engine):
     """Measured, or the same on every machine: 32 or 16 users at once take 2.3 and 1.2 GB."""
     psi, population = Psi(body=WIDE, examples=128), crowd(64, 128, 4)
     chosen = Engine.repeatable("cpu") if engine else None
-    assert grown(lambda: looked(door, population, psi, chosen), WIDE) < 900
+    assert grown(lambda: looked(curator_of, population, psi, chosen), WIDE) < 900
 
 
-def test_memory_does_not_grow_with_classes_times_features_times_examples(door, greedy):
+def test_memory_does_not_grow_with_classes_times_features_times_examples(curator_of, greedy):
     """Of an example one row is not zero, but all are there: 128 at once are 300 MB, again and again."""
     psi = Psi(body=Embedding(side=4, features=60_000), classes=10, several=False, examples=1)
-    curator = opened(door, crowd(257, 1, 4).by_example(), psi, None)
+    curator = opened(curator_of, crowd(257, 1, 4).by_example(), psi, None)
     curator.settle(OneLook(psi=psi).contribute, {})
     assert curator.engine.chunk * 10 * 60_000 * 4 <= 2**27
     assert curator.engine.chunk > 1
 
 
-def test_memory_does_not_grow_with_units(door):
+def test_memory_does_not_grow_with_units(curator_of):
     psi = Psi(body=Moments(side=8, frequencies=30), classes=10, several=False, examples=1)
     few, many = (
-        grown(lambda count=count: looked(door, crowd(count, 1, 8).by_example(), psi, Engine(chunk=64)), psi.body)
+        grown(lambda count=count: looked(curator_of, crowd(count, 1, 8).by_example(), psi, Engine(chunk=64)), psi.body)
         for count in (500, 15_000)
     )
     assert many < few + 60  # contributions of all of them are 300 MB
@@ -119,14 +119,14 @@ def test_a_body_of_many_images_is_their_mean():
     assert torch.allclose(body, psi.weights[BODY] * means / means.norm(), atol=1e-6)
 
 
-def test_a_smaller_chunk_gives_the_answer_of_a_plain_loop(door, monkeypatch):
+def test_a_smaller_chunk_gives_the_answer_of_a_plain_loop(curator_of, monkeypatch):
     monkeypatch.setattr("fedlens.curators.engine._ROOM", 20_000)
     psi, population = Psi(body=Moments(side=8, frequencies=30), classes=10, examples=3), crowd(11, 3, 8)
-    oracle, _ = looked(door, population, psi, Engine(run=one_by_one))
-    answer, curator = looked(door, population, psi, Engine.repeatable("cpu"))
+    oracle, _ = looked(curator_of, population, psi, Engine(run=one_by_one))
+    answer, curator = looked(curator_of, population, psi, Engine.repeatable("cpu"))
     assert curator.engine.chunk == 1
     monkeypatch.setattr("fedlens.curators.engine._ROOM", 80_000)
-    several, curator = looked(door, population, psi, Engine.repeatable("cpu"))
+    several, curator = looked(curator_of, population, psi, Engine.repeatable("cpu"))
     assert 1 < curator.engine.chunk < 16
     for name, leaf in oracle.items():
         assert torch.equal(answer[name], leaf)
