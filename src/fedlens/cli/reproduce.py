@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedlens.cli.options import Device, Json, aside, modelers, say
+from fedlens.cli.options import Device, Json, Sets, aside, modelers, say
 
 if TYPE_CHECKING:
+    from fedlens.experiments.generators import Bench
     from fedlens.experiments.trials import Row
 
 reproduce_app = typer.Typer()
@@ -22,13 +23,23 @@ account_app = typer.Typer(no_args_is_help=True, help="What published guarantees 
 @reproduce_app.command()
 @modelers
 def reproduce(
-    what: Annotated[str, Argument(help="sensitivity, of MNIST by writer; or text, of the speakers and the chat.")],
+    what: Annotated[
+        str,
+        Argument(help="sensitivity, of MNIST by writer; text, of the speakers and the chat; or generators, of looks."),
+    ],
     out: Annotated[pathlib.Path | None, Option(help="What is there is not made again. Default: runs/WHAT.")] = None,
     names: Annotated[list[str] | None, Option("--row", help="Only these rows; may be given again.")] = None,
     together: Annotated[int, Option(min=1, help="Models that train in one vectorised run.")] = 12,
     minutes: Annotated[float | None, Option(help="Start no further training after so many minutes.")] = None,
     train: Annotated[bool, Option("--train/--no-train", help="Train what is missing.")] = True,
-    diagnose: Annotated[bool, Option("--diagnose/--no-diagnose", help="Contrast what is trained.")] = True,
+    diagnose: Annotated[
+        bool, Option("--diagnose/--no-diagnose", help="Contrast what is trained, or measure generators.")
+    ] = True,
+    classifiers: Annotated[str, Option(help="generators: some of the 13, as in cnn,mlp.")] = "",
+    tune: Annotated[
+        bool, Option("--tune", help="generators: on held-out training images, to choose settings on.")
+    ] = False,
+    sets: Sets = None,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -37,14 +48,22 @@ def reproduce(
     from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
-    if what not in _TABLES:
-        raise ValueError(f"Expected {' or '.join(_TABLES)} to reproduce, got {what!r}.")
-    rows_in, tables_of = _TABLES[what]
+    known = *_TABLES, _GENERATORS
+    if what not in known:
+        raise ValueError(f"Expected {', '.join(known[:-1])} or {known[-1]} to reproduce, got {what!r}.")
     out = out or pathlib.Path("runs", what)
+    until = time.time() + 60 * minutes if minutes else float("inf")
+    where = device or default_device()
+    if what == _GENERATORS:
+        work = _work(out, where, tune, sets or [])
+        results, tables = _of_generators(work, names, until if train else 0.0, diagnose, classifiers)
+        say(results, tables, as_json)
+        return
+    if classifiers or tune or sets:
+        raise ValueError("Expected --classifiers, --tune and --set with generators only.")
+    rows_in, tables_of = _TABLES[what]
     chosen = trials.chosen_rows(names, rows_in(out))
     if train:
-        until = time.time() + 60 * minutes if minutes else float("inf")
-        where = device or default_device()
         trials.trained(chosen, out, device=where, together=together, until=until, say=aside)
     if diagnose:
         results = trials.diagnosed(chosen, out, aside)
@@ -90,6 +109,36 @@ def _of_text(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathli
     return "\n".join([text.table(results), *filled])
 
 
+def _work(out: pathlib.Path, device: str, tune: bool, sets: "Sequence[str]") -> "Bench":
+    from fedlens.experiments import generators
+
+    folder = pathlib.Path(os.path.expandvars("$FEDLENS_DATA"))
+    if not folder.is_dir():
+        raise ValueError("Expected FEDLENS_DATA to name the folder of the data.")
+    place = out / "tuning" if tune else out
+    return generators.Bench(out=place, folder=folder, device=device, tuning=tune, sets=tuple(sets), say=aside)
+
+
+def _of_generators(
+    work: "Bench", names: "Sequence[str] | None", until: float, diagnose: bool, classifiers: str
+) -> tuple[list[dict[str, Any]], str]:
+    """How good is what one look draws?"""
+    from fedlens.core import files
+    from fedlens.experiments import generators, trials
+
+    chosen = trials.chosen_rows(names, generators.ROWS)
+    if until:
+        generators.trained(chosen, work, until)
+    if not diagnose:
+        return [], ""
+    protocol = generators.protocol(tuple(name.strip() for name in classifiers.split(",") if name.strip()))
+    results = generators.measured(chosen, work, protocol, cores=os.cpu_count() or 1)
+    tables = generators.table(results)
+    files.write(work.out / "table.md", tables)
+    return results, tables
+
+
+_GENERATORS = "generators"
 # By what is reproduced: its rows, and the tables that are made of what came out.
 _TABLES = {"sensitivity": (_rows_of_images, _of_images), "text": (_rows_of_text, _of_text)}
 

@@ -110,27 +110,30 @@ def evaluated(
     device: str = "cpu",
     cores: int = 1,
     network: Primary | None = None,
+    before: Evaluation | None = None,
     progress: Progress = lambda done, total, line: None,
 ) -> Evaluation:
     """All that the protocol asks for; without labels, the distances alone.
 
     With more than one core, classifiers are trained in processes of their own, which import the program that asks:
-    it needs `if __name__ == "__main__":`. `network` is a feature network of before, to compare with its numbers.
+    it needs `if __name__ == "__main__":`. `network` is a feature network of before, to compare with its numbers; what
+    was learnt from the same real images in an evaluation `before` is not learnt again.
     """
     start, protocol = time.monotonic(), protocol or Protocol()
     classifiers.check_installed(protocol.classifiers)
     with tempfile.TemporaryDirectory() as folder:
         sets = Sets(folder)
         names, labelled, warnings = _stored(source, real, protocol, sets)
-        steps = _tasks(names, protocol) if labelled else []
+        steps = _tasks(names, protocol, () if before else (REAL,)) if labelled else []
         count = _Counter(progress, len(steps) + len(names) + 1)
         network = network or feature_network(real, protocol, device)
         _check_fits(network, real)
+        _check_same(before, protocol, network)
         right = _accuracy(network, real, device)
         count(f"the feature network names {right:.1%} of the test images")
         scores, counts = _scored(sets, names, labelled, real, network, protocol, device, count)
         measured = _carried_out(steps, folder, protocol, real, device, cores, count)
-        learnt = tuple(_learnt(name, names, measured) for name in (protocol.classifiers if labelled else ()))
+        learnt = tuple(_learnt(name, names, measured, before) for name in (protocol.classifiers if labelled else ()))
         sizes = {"synthetic": len(sets.images(names[0])), "train": len(real.images), "test": len(real.test_images)}
     return Evaluation(
         protocol=protocol,
@@ -223,13 +226,13 @@ def _order(count: int, seed: int) -> torch.Tensor:
 # Classifiers
 
 
-def _tasks(names: Sequence[str], protocol: Protocol) -> list[Task]:
+def _tasks(names: Sequence[str], protocol: Protocol, references: Sequence[str]) -> list[Task]:
     """Each training once, the slowest first; where neither data nor seed make a difference, the first seed's."""
     wanted = [
         _task(name, trained_on, seed)
         for name in protocol.classifiers
         for seed, synthetic in enumerate(names)
-        for trained_on in (synthetic, REAL)
+        for trained_on in (synthetic, *references)
     ]
     places = {name: place for place, name in enumerate(SLOWEST_FIRST)}
     return sorted(dict.fromkeys(wanted), key=lambda task: places.get(task.name, len(places)))
@@ -315,16 +318,16 @@ def _one_thread() -> None:
     threadpoolctl.threadpool_limits(1)
 
 
-def _learnt(name: str, names: Sequence[str], results: dict[Task, Measured]) -> Learnt:
+def _learnt(name: str, names: Sequence[str], results: dict[Task, Measured], before: Evaluation | None = None) -> Learnt:
     made = [results[_task(name, trained_on, seed)] for seed, trained_on in enumerate(names)]
-    reference = [results[_task(name, REAL, seed)] for seed in range(len(names))]
+    reference = [] if before else [results[_task(name, REAL, seed)].accuracy for seed in range(len(names))]
     validation = [one.validation for one in made if one.validation is not None]
     seconds = sum(one.seconds for one in made) / len(made)
     return Learnt(
         name=name,
         accuracy=_spread(one.accuracy for one in made),
         validation=_spread(validation) if validation else None,
-        real=_spread(one.accuracy for one in reference),
+        real=before.classifier(name).real if before else _spread(reference),
         cost=Cost(seconds=seconds, device=made[0].device, flop=made[0].flop),
         weights=tuple(one.weights for one in made if one.weights),
         remarks=tuple(dict.fromkeys(one.remark for one in made if one.remark)),
@@ -347,6 +350,12 @@ def feature_network(real: Real, protocol: Protocol, device: str = "cpu") -> Prim
 def _check_fits(network: Primary, real: Real) -> None:
     if (network.channels, network.side) != tuple(real.images.shape[1:3]) or network.classes < real.classes:
         raise ValueError(f"Expected a feature network for {_size(real.images)} and {real.classes} classes.")
+
+
+def _check_same(before: Evaluation | None, protocol: Protocol, network: Primary) -> None:
+    """The feature network is a function of the real training images, and so tells them apart."""
+    if before and (before.protocol, before.features) != (protocol, network.digest):
+        raise ValueError("Expected an evaluation of before by the same protocol, on the same real images.")
 
 
 def _accuracy(network: Primary, real: Real, device: str) -> float:

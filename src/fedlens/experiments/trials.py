@@ -12,7 +12,7 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -87,7 +87,15 @@ class Row:
         return Recipe.parsed(path.read_text(), self.overrides(seed, group))
 
 
-def chosen_rows(names: Iterable[str] | None, all_rows: Sequence[Row]) -> tuple[Row, ...]:
+class Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+Line = TypeVar("Line", bound=Named)
+
+
+def chosen_rows(names: Iterable[str] | None, all_rows: Sequence[Line]) -> tuple[Line, ...]:
     known = {row.name: row for row in all_rows}
     if unknown := [name for name in names or () if name not in known]:
         raise ValueError(f"Expected rows of {', '.join(known)}; got {', '.join(unknown)}.")
