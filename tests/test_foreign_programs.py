@@ -10,6 +10,7 @@ import io
 import itertools
 import json
 import pickle
+import types
 import warnings
 import zipfile
 
@@ -20,11 +21,14 @@ import torch.nn.functional as F
 from command_line import fedlens
 from torch import nn
 
+from fedlens.curators.site import Site
 from fedlens.data import selection
 from fedlens.data.population import Population
 from fedlens.models import operations
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.primary import Program, check_unchanged, open_primary
+from fedlens.privacy import Unit
+from fedlens.recipes.tables import Selection
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning"),
@@ -524,6 +528,25 @@ def test_an_image_that_decides_about_others_decides_about_those_of_its_user_only
     users.columns["x"][EACH * 2, 0, 0, 0] = 0.8765
     marked = selection.accuracies(users, model)
     assert np.flatnonzero(plain != marked).tolist() == [2]
+
+
+@pytest.mark.parametrize("unit", list(Unit))
+@pytest.mark.parametrize("write", [scripted, exported])
+def test_where_examples_are_protected_an_image_decides_about_itself_only(tmp_path, write, unit):
+    model, users, marked = open_primary(write(Neighbouring(), tmp_path / "m"), side=SIDE), crowd(), EACH * 2
+    users.columns["y"][:] = model.predictions(torch.from_numpy(users.columns["x"])).numpy()
+    rule, plan = Selection(by="right", minimum_examples=1), types.SimpleNamespace(unit=unit)
+    stage = types.SimpleNamespace(group="right", who=rule, plan=plan)
+
+    def selected():
+        """Which rows of the crowd are in the group."""
+        return set(Site(users, model, None).asked(stage, {})._all_rows().tolist())
+
+    assert selected() == set(range(USERS * EACH))
+    users.columns["x"][marked, 0, 0, 0] = 0.8765
+    gone = set(range(USERS * EACH)) - selected()
+    assert gone <= set(range(marked, marked + EACH))
+    assert (gone == {marked}) == (unit == Unit.EXAMPLE)
 
 
 SHAPES = [(2, 4, 4, 4), (4, 4), (2, 4, 4), (4,), (), (1, 4, 6, 6, 6)]

@@ -49,7 +49,7 @@ class Site:
         return self._latest[key]
 
     def _selected(self, stage: Stage, rule: Selection, thresholds: Thresholds) -> Population:
-        chosen = self._chosen(stage.group, rule, thresholds)
+        chosen = self._chosen(stage.group, rule, thresholds, alone=stage.plan.unit == Unit.EXAMPLE)
         chosen = chosen.only(*(column for column in ("x", "y") if column in chosen.columns))
         return chosen.by_example() if stage.plan.unit == Unit.EXAMPLE else chosen
 
@@ -58,7 +58,7 @@ class Site:
         shares = np.zeros(0) if self.accuracies is None else self.accuracies
         return Population.from_arrays(self.units.name, {"accuracy": shares}, np.ones(len(shares), np.int64))
 
-    def _chosen(self, name: str, rule: Selection, thresholds: Thresholds) -> Population:
+    def _chosen(self, name: str, rule: Selection, thresholds: Thresholds, alone: bool) -> Population:
         units, primary = self.units, self.primary
         if rule.by == "everyone":
             return units
@@ -70,7 +70,7 @@ class Site:
             raise DataError(f"Expected labels and a primary model to select by {rule.by}.")
         if rule.by == "accuracy" and self.accuracies is not None:
             return selection.with_accuracy(units, name, self.accuracies, *rule.interval(thresholds))
-        return selection.classified(units, name, primary, rule.by == "right", rule.minimum_examples)
+        return selection.classified(units, name, primary, rule.by == "right", rule.minimum_examples, alone)
 
     def fingerprint(self) -> str:
         """Changes with anything that groups and contributions depend on; for use under a secret key only."""

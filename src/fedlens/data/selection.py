@@ -33,10 +33,16 @@ def with_accuracy(population: Population, name: str, shares: np.ndarray, at_leas
     return population.chosen(name, (shares >= max(0.0, at_least)) & (shares < below))
 
 
-def classified(population: Population, name: str, primary: Primary, right: bool, minimum: int) -> Population:
-    """T2: the examples the primary model gets right, or wrong, of users with at least `minimum` of them."""
+def classified(
+    population: Population, name: str, primary: Primary, right: bool, minimum: int, alone: bool = False
+) -> Population:
+    """T2: the examples the primary model gets right, or wrong, of users with at least `minimum` of them.
+
+    Each is judged `alone` where examples are protected: somebody else's program may let one decide about its batch.
+    """
+    together = 1 if alone and primary.foreign else _SLICE
     chosen = population.select(
-        name, examples=lambda user: _right(user, primary) == right, at_least=minimum, shown=("x", "y")
+        name, examples=lambda user: _right(user, primary, together) == right, at_least=minimum, shown=("x", "y")
     )
     check_unchanged(primary)
     return chosen
@@ -65,12 +71,12 @@ def with_attribute(population: Population, name: str, attribute: str, values: tu
 
 def accuracy(user: Tree, primary: Primary) -> float:
     """The share of a user's examples that the primary model gets right."""
-    return float(_right(user, primary).double().mean())
+    return float(_right(user, primary, _SLICE).double().mean())
 
 
-def _right(user: Tree, primary: Primary) -> torch.Tensor:
+def _right(user: Tree, primary: Primary, together: int) -> torch.Tensor:
     """Written in place, slice by slice: small answers kept between large intermediates would tear memory to pieces."""
     right = torch.empty(len(user["y"]), dtype=torch.bool)
-    for into, x, y in zip(right.split(_SLICE), user["x"].split(_SLICE), user["y"].split(_SLICE), strict=True):
+    for into, x, y in zip(*(rows.split(together) for rows in (right, user["x"], user["y"])), strict=True):
         torch.eq(primary.predictions(x), y, out=into)
     return right
