@@ -732,7 +732,7 @@ def test_the_groups_lie_on_either_side_of_what_was_learnt(tmp_path, monkeypatch)
 def test_a_crash_between_thresholds_and_training_changes_nothing_and_costs_nothing(tmp_path, monkeypatch, seed):
     run = created(tmp_path, "privacy.rounds=2", recipe=QUANTILES, seed=seed)
     with monkeypatch.context() as patched:
-        patched.setattr(Site, "_chosen", lambda *given: 1 / 0)
+        patched.setattr(Site, "_chosen", lambda *given, **named: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run.executed(quiet)
     before = learnt(run)

@@ -174,7 +174,7 @@ def chosen_of(users, rule):
     flat = [example for user in users for example in user]
     pairs = [[example[:2] for example in user] for user in users]
     population = crowd(*pairs, hsf=np.array([example[2] for example in flat], dtype=np.int64))
-    found = side(population)._chosen("chosen", recipe(rule).selections["chosen"], LEARNT)
+    found = side(population)._chosen("chosen", recipe(rule).selections["chosen"], LEARNT, alone=False)
     starts = np.concatenate([[0], np.cumsum([len(user) for user in users])])
     kept = {}
     for held in rows(found):
@@ -201,7 +201,11 @@ def test_groups_on_either_side_of_learnt_thresholds_share_nobody(crowds, low, hi
     sides = {"low": {"by": "accuracy", "below": {"quantile": 0.25}}}
     sides |= {"high": {"by": "accuracy", "at_least": {"quantile": 0.75}}}
     found = [
-        {row for held in rows(side(crowd(*flat))._chosen("chosen", Selection(**rule), learnt)) for row in held}
+        {
+            row
+            for held in rows(side(crowd(*flat))._chosen("chosen", Selection(**rule), learnt, alone=False))
+            for row in held
+        }
         for rule in sides.values()
     ]
     assert not found[0] & found[1]

@@ -102,8 +102,8 @@ class Split:
             path.parent.mkdir(parents=True, exist_ok=True)
             arrays: Any = _split(folder / SOURCES[name], tuning)
             np.savez(path, **arrays)
-        with np.load(path, allow_pickle=False) as held:
-            return cls(path=path, images=len(held["y_train"]), owners=len(np.unique(held["user"])))
+        held = _arrays(path, ["y_train", "user"])
+        return cls(path=path, images=len(held["y_train"]), owners=len(np.unique(held["user"])))
 
     def units(self, row: Setup) -> int:
         return self.images if row.unit == "example" else (600 if row.deals else self.owners)
@@ -182,7 +182,7 @@ def _is_there(row: Setup, seed: int, work: Bench) -> bool:
     """With the settings that are asked for now: results of two are not put into one table."""
     if not (notes := work.notes(row, seed)).exists():
         return False
-    if json.loads(notes.read_text())["recipe"] != _settings(work.recipe(row, seed)):
+    if files.json_in(notes)["recipe"] != _settings(work.recipe(row, seed)):
         raise ValueError(f"Expected the settings that {row.name} was made with in {work.out}; take another --out.")
     return True
 
@@ -242,8 +242,8 @@ def measured(rows: Sequence[Setup], work: Bench, protocol: Protocol, cores: int)
         if not all(work.notes(row, seed).exists() for seed in range(protocol.seeds)):
             continue
         kept = work.out / "rows" / f"{row.name}.json"
-        known = json.loads(kept.read_text()) if kept.exists() else {}
-        if known.get("evaluation", {}).get("protocol") != json.loads(json.dumps(protocol.to_dict())):
+        known = files.json_in(kept) if kept.exists() else {}
+        if not known or Evaluation.from_dict(known["evaluation"]).protocol != protocol:
             known = _measure(row, work, protocol, cores)
             files.write(kept, json.dumps(known, indent=1))
             _picture(row, work)
@@ -268,7 +268,7 @@ def _measure(row: Setup, work: Bench, protocol: Protocol, cores: int) -> dict[st
         before=before,
         progress=lambda done, total, line: work.say(f"{row.name}, {done} of {total}: {line}"),
     )
-    made = [json.loads(work.notes(row, seed).read_text()) for seed in range(protocol.seeds)]
+    made = [files.json_in(work.notes(row, seed)) for seed in range(protocol.seeds)]
     about = {name: getattr(row, name) for name in ("name", "data", "unit", "family", "wanted")}
     about |= {"epsilon": made[0]["epsilon"], "units": work.data(row).units(row), "device": made[0]["device"]}
     about |= {key: statistics.fmean(one[key] for one in made) for key in ("asking", "fitting")}
@@ -278,7 +278,7 @@ def _measure(row: Setup, work: Bench, protocol: Protocol, cores: int) -> dict[st
 def _before(folder: pathlib.Path, row: Setup, protocol: Protocol) -> Evaluation | None:
     """One on the same real images by the same protocol, if there is any."""
     for path in sorted(folder.glob("*.json")):
-        known = json.loads(path.read_text())
+        known = files.json_in(path)
         evaluation = Evaluation.from_dict(known["evaluation"])
         if known["data"] == row.data and evaluation.protocol == protocol:
             return evaluation
