@@ -23,7 +23,7 @@ from fedlens.privacy import Guarantee
 from fedlens.report import charts
 from fedlens.report.charts import Chart
 from fedlens.report.exhibits import Piece
-from fedlens.report.report import Finding, Report
+from fedlens.report.report import VERDICTS, Finding, Report, Verdict
 from fedlens.report.values import visible
 
 GUARANTEE = Guarantee(
@@ -136,7 +136,7 @@ def test_json_is_strict_and_complete():
     assert content["coverage"][1] == {"summary": "far word", "percent": None}
     assert content["created"].endswith("+00:00")
     assert content.keys() == {
-        *("title", "created", "findings", "guarantee", "runs", "images", "numbers"),
+        *("title", "created", "findings", "verdict", "guarantee", "runs", "images", "numbers"),
         *("hypotheses", "warnings", "provenance", "charts", "means", "coverage", "resolved"),
         *("words", "sentences"),
     }
@@ -361,6 +361,27 @@ def test_nothing_found():
     assert "No known fault was found between the two groups." in report.html()
     assert "warned word" in report.html()
     assert "No finding.\nwarning: warned word" in report.text()
+
+
+@pytest.mark.parametrize("kind", VERDICTS)
+def test_the_verdict_stands_first_on_the_page_in_the_text_and_in_json(kind):
+    report = example(verdict=Verdict(kind=kind, summary=f"said of {HOSTILE}"))
+    body = report.html().split("<body>")[1]
+    assert body.index(kind.capitalize()) < body.index("first word")
+    assert HOSTILE not in body
+    assert report.text().splitlines()[2].startswith(f"{kind}: said of")
+    assert report.to_dict()["verdict"] == {"kind": kind, "summary": f"said of {HOSTILE}"}
+
+
+def test_a_verdict_without_a_finding_is_not_doubled_by_no_finding():
+    report = example(findings=(), resolved=(), verdict=Verdict(kind="nothing differs", summary="as far as noise shows"))
+    assert "No finding" not in report.text()
+    assert "No known fault was found" not in report.html()
+
+
+def test_a_verdict_is_one_of_four():
+    with pytest.raises(ValueError, match="kind='perhaps'"):
+        Verdict(kind="perhaps", summary="")
 
 
 def test_one_run_alone():

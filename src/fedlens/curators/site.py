@@ -15,6 +15,7 @@ from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data import selection
 from fedlens.data.population import DataError, Population
 from fedlens.models.classifier import Primary
+from fedlens.models.looks.psi import PREDICTED
 from fedlens.privacy import Unit
 from fedlens.recipes.stages import Stage
 from fedlens.recipes.tables import Selection
@@ -39,7 +40,8 @@ class Site:
         return SimulatedCurator(units, stage.plan, stage=stage.name, examples_per_unit=width, **options)
 
     def asked(self, stage: Stage, thresholds: Thresholds) -> Population:
-        """PRIVATE. The units that a stage asks, with nothing but what it is shown: examples and, if known, labels."""
+        """PRIVATE. The units that a stage asks, with nothing but what it is shown: examples and, if known, labels and
+        predictions."""
         if stage.who is None:
             return self._verdicts()
         key = stage.group, stage.who, stage.plan.unit, tuple(thresholds.items())
@@ -50,7 +52,7 @@ class Site:
 
     def _selected(self, stage: Stage, rule: Selection, thresholds: Thresholds) -> Population:
         chosen = self._chosen(stage.group, rule, thresholds, alone=stage.plan.unit == Unit.EXAMPLE)
-        chosen = chosen.only(*(column for column in ("x", "y") if column in chosen.columns))
+        chosen = chosen.only(*(column for column in ("x", "y", PREDICTED) if column in chosen.columns))
         return chosen.by_example() if stage.plan.unit == Unit.EXAMPLE else chosen
 
     def _verdicts(self) -> Population:

@@ -48,6 +48,18 @@ def classified(
     return chosen
 
 
+def predicted(population: Population, primary: Primary, alone: bool) -> np.ndarray:
+    """PRIVATE. What the primary model takes each example for; each is judged `alone`, or with others of its user."""
+    images, answers = population.columns["x"], np.full(len(population.columns["x"]), -1, np.int64)
+    together = 1 if alone and primary.foreign else _SLICE
+    for start, count in zip(population.starts, population.counts, strict=True):
+        for at in range(start, start + count, together):
+            rows = slice(at, min(at + together, start + count))
+            answers[rows] = primary.predictions(torch.from_numpy(np.array(images[rows]))).numpy()
+    check_unchanged(primary)
+    return answers
+
+
 def of_classes(population: Population, name: str, classes: tuple[int, ...], minimum: int) -> Population:
     """The examples whose label is one of `classes`, of users with at least `minimum` of them."""
     wanted = torch.tensor(classes)

@@ -205,6 +205,10 @@ class Medium(abc.ABC):
     def reads_labels(self, recipe: Settings) -> bool:
         return False
 
+    def shows_predictions(self, recipe: Settings) -> bool:
+        """Whether units are shown, beside their examples, what the primary model takes them for."""
+        return False
+
     def classes(self, recipe: Settings) -> int | None:
         """How many labels a conditional model knows; None if it is none."""
         return None

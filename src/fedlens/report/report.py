@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     import jinja2
 
 SEVERITIES = ("high", "medium", "low")
+FOUND, DIFFERENT, NOTHING, INCONCLUSIVE = VERDICTS = (
+    "found",
+    "different, unexplained",
+    "nothing differs",
+    "inconclusive",
+)
 # report.json has had these keys since before exhibits, also where there was nothing to show; its readers rely on them.
 ALWAYS = ("images", "means", "words", "sentences")
 
@@ -42,6 +48,25 @@ class Finding:
     def __post_init__(self) -> None:
         if self.severity not in SEVERITIES:
             raise ValueError(f"Expected severity={self.severity!r} in {SEVERITIES}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a comparison of two groups comes to: one of four things, in one plain sentence.
+
+    Where nothing differs it says what would have been missed; where it is inconclusive, what would settle it.
+    """
+
+    kind: str
+    summary: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in VERDICTS:
+            raise ValueError(f"Expected kind={self.kind!r} in {VERDICTS}.")
+
+    @property
+    def line(self) -> str:
+        return f"{self.kind}: {self.summary}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,6 +91,7 @@ class Report:
     title: str
     findings: tuple[Finding, ...]
     guarantee: Guarantee
+    verdict: Verdict | None = None  # of two groups
     runs: tuple[TableRow, ...] = ()
     exhibits: tuple[Exhibit, ...] = ()  # in the order in which the page shows them
     numbers: tuple[TableRow, ...] = ()
@@ -114,6 +140,7 @@ class Report:
             "findings": [dataclasses.asdict(finding) for finding in self.ranked],
             "resolved": [dataclasses.asdict(finding) for finding in self.resolved],
             "guarantee": self.guarantee.to_dict(),
+            "verdict": dataclasses.asdict(self.verdict) if self.verdict else None,
             "charts": [dataclasses.asdict(chart) for chart in self.charts],
         }
         shown = {exhibit.key: exhibit.content() for exhibit in self.exhibits}
@@ -145,7 +172,8 @@ class Report:
         findings = [f"[{f.severity}] {f.summary} ({f.kind}, score {figure(f.score)})" for f in self.ranked]
         settled = ("No finding.", "Finding resolved.", "Findings resolved.")[min(2, len(self.resolved))]
         lines = [
-            *(findings or [settled]),
+            *([self.verdict.line] if self.verdict else []),
+            *(findings or ([settled] if self.resolved or not self.verdict else [])),
             *(f"[resolved] {finding.summary} ({finding.kind})" for finding in self.resolved),
             *(f"warning: {warning}" for warning in self.warnings),
             *([f"coverage: {self.missed}"] if self.missed else []),

@@ -1,14 +1,16 @@
 """PRIVATE. What a recipe needs where the data lie: a site, with the units prepared and the primary model asked."""
 
+import dataclasses
 import pathlib
 from typing import Any
 
 from fedlens.curators.site import Site
 from fedlens.data.population import DataError, Population, SchemaError
-from fedlens.data.selection import accuracies
+from fedlens.data.selection import accuracies, predicted
 from fedlens.media import reading
 from fedlens.media.reading import as_whole_numbers
 from fedlens.models.classifier import Primary
+from fedlens.models.looks.psi import PREDICTED
 from fedlens.models.primary import open_primary
 from fedlens.privacy import Unit
 from fedlens.recipes.recipe import BY_PRIMARY, Recipe
@@ -20,8 +22,18 @@ def site(recipe: Recipe, kept: pathlib.Path, source: Data | None = None, fresh: 
     units = population(recipe, source or recipe.data)
     model = primary(recipe, kept, fresh)
     check(recipe, units, model)
+    if recipe.medium.shows_predictions(recipe) and model:
+        units = with_predictions(units, model, alone=recipe.privacy.unit == Unit.EXAMPLE)
     by_accuracy = any(selection.by == "accuracy" for selection in recipe.selections.values())
     return Site(units, model, accuracies(units, model) if by_accuracy and model else None)
+
+
+def with_predictions(units: Population, model: Primary, alone: bool) -> Population:
+    """With a column more: what the primary model takes each example for."""
+    if PREDICTED in units.columns:
+        raise SchemaError(f"Expected no column called {PREDICTED}: it is where predictions stand.")
+    columns = {**units.columns, PREDICTED: predicted(units, model, alone)}
+    return dataclasses.replace(units, columns=columns)
 
 
 def population(recipe: Recipe, source: Data) -> Population:

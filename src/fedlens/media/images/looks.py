@@ -97,10 +97,16 @@ def psi(recipe: Settings) -> Psi:
     return Psi(
         body=body,
         classes=networks(recipe).classes,
+        judged=judged(recipe),
         several=several,
         examples=table.examples if several else 1,
         readable=table.readable,
     )
+
+
+def judged(recipe: Settings) -> bool:
+    """Whether it also counts what the primary model takes images for."""
+    return recipe.primary is not None and networks(recipe).classes > 0
 
 
 def _moments(recipe: Settings) -> Moments:
@@ -134,18 +140,20 @@ class Look(protocol.Trained):
         raise ValueError("Expected a generator to draw from: a look is what one is fitted to (fedlens fit).")
 
     def save(self, path: pathlib.Path) -> None:
-        about = {"psi": settings(self.release.psi), "noise": self.release.noise}
+        about = {"psi": settings(self.release.psi), "noise": self.release.noise, "units": self.release.units}
         tensorfiles.write(path, self.release.blocks, self._header() | about)
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Look":
         blocks, about = tensorfiles.read(path)
-        cls._check_header(about, path, ["psi", "noise"])
+        cls._check_header(about, path, ["psi", "noise", "units"])
         with damage_of(path):
-            if not files.finite(about["noise"]) or about["noise"] < 0:
+            noise, units = about["noise"], about["units"]
+            if not files.finite(noise) or noise < 0 or not files.finite(units) or units <= 0:
                 raise ValueError
             asked: Psi = from_settings(Psi, about["psi"])
-            opened = cls(release=Release(psi=asked, blocks=blocks, noise=float(about["noise"])), **cls._stated(about))
+            release = Release(psi=asked, blocks=blocks, noise=float(noise), units=float(units))
+            opened = cls(release=release, **cls._stated(about))
         if not fits(blocks, asked.shapes) or not all(leaf.isfinite().all() for leaf in blocks.values()):
             raise ValueError(f"Expected the blocks that its psi describes in {path.name}; some are of another size.")
         return opened
@@ -190,9 +198,9 @@ def kept(algorithm: OneLook, state: Tree, **about: Any) -> Look:
             f" another machine. Where there is a {FILE}, it holds the answer (fedlens fit); else start a new run."
         )
     plan = about["spending"].plans[-1]
-    noise = plan.stddev / plan.expected_contributors
+    units = plan.expected_contributors
     blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
-    return Look(release=Release(psi=algorithm.psi, blocks=blocks, noise=noise), **about)
+    return Look(release=Release(psi=algorithm.psi, blocks=blocks, noise=plan.stddev / units, units=units), **about)
 
 
 def fitted(recipe: Settings, release: Look, device: str) -> Fitted:

@@ -33,7 +33,7 @@ from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
 from fedlens.models.looks import room as looks_room
-from fedlens.models.looks.psi import Psi
+from fedlens.models.looks.psi import PREDICTED, Psi
 from fedlens.models.primary import open_primary
 from fedlens.recipes.tables import Settings
 from fedlens.report.report import Report
@@ -84,6 +84,9 @@ class Images(Medium):
         bug = recipe.data.bug
         return bool(networks(recipe).classes or (bug and bug.relabels))
 
+    def shows_predictions(self, recipe: Settings) -> bool:
+        return looks.judged(recipe) and (self._one_look(recipe) or starts_from_look(recipe))
+
     def classes(self, recipe: Settings) -> int | None:
         return networks(recipe).classes or None
 
@@ -119,7 +122,8 @@ class Images(Medium):
     def blank(self, recipe: Settings, width: int) -> Tree:
         images = torch.zeros(width, channels(recipe), side(recipe), side(recipe), dtype=torch.uint8)
         labels = {"y": torch.zeros(width, dtype=torch.long)} if networks(recipe).classes else {}
-        return {"x": images, "mask": torch.ones(width), **labels}
+        judged = {PREDICTED: torch.zeros(width, dtype=torch.long)} if self.shows_predictions(recipe) else {}
+        return {"x": images, "mask": torch.ones(width), **labels, **judged}
 
     def first(self, recipe: Settings) -> First | None:
         if not starts_from_look(recipe) or self._one_look(recipe):

@@ -57,7 +57,7 @@ class LookSettings(Table):
     batch: PositiveInt = 1000
     rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     examples: Annotated[int, Field(ge=1, le=4096)] = 128  # of a unit's images, at most
-    readable: Annotated[float, Field(ge=0, le=0.9)] = 0.1  # of the squared norm, for what people read
+    readable: Annotated[float, Field(ge=0, le=0.8)] = 0.1  # of the squared norm, for what people read
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # model.start: the epsilon of the look alone, of the whole
 
 

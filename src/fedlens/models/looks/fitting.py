@@ -30,6 +30,7 @@ class Release:
     psi: Psi
     blocks: Tree = dataclasses.field(repr=False)
     noise: float  # the standard deviation of the noise on every number
+    units: float = 1.0  # the public number that the sum was divided by
 
     @property
     def body(self) -> torch.Tensor:

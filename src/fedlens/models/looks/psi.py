@@ -1,25 +1,34 @@
 """psi: what one unit sends of its images, once. Blocks of stated weights, together of norm 1 at most."""
 
 import dataclasses
+import functools
 import math
 
+import numpy as np
 import torch
 
 from fedlens.core.trees import Tree, pixels
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.moments import Moments
-from fedlens.models.looks.statistics import READABLE, sizes
+from fedlens.models.looks.shapes import drawn
+from fedlens.models.looks.statistics import READABLE, coarser, sizes
+from fedlens.models.looks.two_sample import COUNT, SPREAD
 from fedlens.models.sizes import check_sizes
 
-BODY, LABELS, SIZE = "body", "labels", "size"
+BODY, LABELS, PREDICTED, SIZE = "body", "labels", "predicted", "size"
 _SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
-_LABELS, _SIZE = 0.05, 0.005  # of the squared norm
+_LABELS, _PREDICTED, _COUNT, _SIZE, _SPREAD = 0.05, 0.05, 0.03, 0.005, 0.02  # of the squared norm
+MOST_READABLE = 0.8
+_DRAWN = 1000  # shapes that centres are taken from
 TOGETHER = 512  # of a unit's images, in a body: each is as many numbers as all of a class together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Psi:
     """`body` is what generators are fitted to; `readable` the share of the squared norm that people read from.
+
+    What people read is counted from `centres`, means of public images or of drawn shapes, and cut to a `radius`
+    around them: units are far more like each other than their norm says, and noise grows with what they may differ.
 
     A unit's body has no norm that is known beforehand: one with many images of many classes has a small one. So the
     bodies of units that hold several images are brought to the same norm, as are their histograms of labels, and no
@@ -29,35 +38,64 @@ class Psi:
 
     body: Embedding | Moments
     classes: int = 0  # 0: images without labels
+    judged: bool = False  # whether units also send what a primary model, of the same classes, takes their images for
     several: bool = True  # whether a unit may hold several images
     examples: int = 128  # of a unit's images, that are shown, at most
     readable: float = 0.1
+    radius: float = 0.5  # of each readable block around its centre; no block of an image is longer than 1
+    centres: tuple[float, ...] = ()  # of all readable blocks, one after the other; by default those of drawn shapes
 
     def __post_init__(self) -> None:
-        if not 0 <= self.readable <= 0.9:
-            raise ValueError("Expected a readable share of 0 to 0.9.")
+        if not 0 <= self.readable <= MOST_READABLE:
+            raise ValueError(f"Expected a readable share of 0 to {MOST_READABLE}.")
+        if not 0 < self.radius <= 1:
+            raise ValueError("Expected a radius above 0, and of 1 at most.")
+        if self.judged and not self.classes:
+            raise ValueError("Expected classes to count predictions by.")
         check_sizes(classes=self.classes + 1, examples=self.examples)
+        if self.centres and len(self.centres) != sum(sizes(self.body.side, self.body.channels).values()):
+            raise ValueError("Expected centres of all readable blocks.")
 
     @property
     def weights(self) -> dict[str, float]:
         """By their block: the norm that it has at most; the squares add up to 1."""
-        squares = {name: self.readable / len(READABLE) for name in READABLE}
+        squares = {name: self.readable / len(READABLE) for name in self.varying}
         squares |= {LABELS: _LABELS} if self.classes else {}
+        squares |= {PREDICTED: _PREDICTED} if self.judged else {}
         squares |= {SIZE: _SIZE} if self.several else {}
+        squares |= {COUNT: _COUNT} | ({SPREAD: _SPREAD} if self.readable else {})
         return {name: math.sqrt(share) for name, share in (squares | {BODY: 1 - sum(squares.values())}).items()}
 
     def __call__(self, examples: Tree) -> Tree:
-        """A unit's contribution, from its images `x`, labels `y` if any, and the `mask` of those that are there."""
+        """A unit's contribution, from its images `x`, labels `y` and predictions if any, and the `mask` of those that
+        are there."""
         images, mask = pixels(examples["x"]), examples["mask"]
         share = mask / mask.sum().clamp(min=1.0)
-        blocks = {name: share @ block(images) for name, block in READABLE.items()} if self.readable else {}
+        there = share.sum().clamp(max=1.0)  # 0 for a unit that holds nothing
+        blocks = {name: self.around(name, share @ READABLE[name](images)) * there for name in self.varying}
+        if blocks:
+            blocks[SPREAD] = torch.stack([block.square().sum() for block in blocks.values()]) / math.sqrt(len(blocks))
         kinds = self.kinds(examples["y"], share) if self.classes else share[None]
         even = _even if self.several else torch.Tensor.clone
         blocks |= {LABELS: even(kinds.sum(1))} if self.classes else {}
+        if self.judged:  # row by row of true classes
+            taken = self.kinds(examples[PREDICTED], torch.ones_like(share))
+            blocks[PREDICTED] = even(kinds @ taken.T)
         blocks |= {SIZE: _size(mask)} if self.several else {}
-        blocks[BODY] = even(self._body(kinds, images))
+        blocks |= {COUNT: there[None], BODY: even(self._body(kinds, images))}
         weights = self.weights
         return {name: block * weights[name] for name, block in blocks.items()}
+
+    def around(self, name: str, block: torch.Tensor) -> torch.Tensor:
+        """How far a readable block is from its centre, in units of the radius; along the last dimension, no longer
+        than 1."""
+        apart: torch.Tensor = (block - self._centre(name, str(block.device))) / self.radius
+        within: torch.Tensor = apart / apart.norm(dim=-1, keepdim=True).clamp(min=1.0)
+        return within
+
+    def _centre(self, name: str, device: str) -> torch.Tensor:
+        centre: torch.Tensor = _centres(self.body.side, self.body.channels, self.centres, device)[name]
+        return centre
 
     def _body(self, kinds: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
         """Piece by piece, so that a unit of very many images takes no more memory than one of some."""
@@ -74,13 +112,47 @@ class Psi:
         return {
             **{name: (size,) for name, size in readable.items()},
             **({LABELS: (self.classes,)} if self.classes else {}),
+            **({PREDICTED: (self.classes, self.classes)} if self.judged else {}),
             **({SIZE: (_SIZES,)} if self.several else {}),
+            COUNT: (1,),
+            **({SPREAD: (len(readable),)} if readable else {}),
             BODY: (max(1, self.classes), self.body.size),
         }
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """The blocks whose mean squared norm stands in SPREAD, in this order."""
+        return tuple(READABLE) if self.readable else ()
+
+    @property
+    def views(self) -> dict[str, tuple[np.ndarray, ...]]:
+        """The blocks that two looks are compared by, each with orthonormal rows that look at it more coarsely."""
+        coarse = coarser(self.body.side, self.body.channels) if self.readable else {}
+        return coarse | {name: () for name in (LABELS, PREDICTED, SIZE) if name in self.weights}
+
+    @property
+    def meaning(self) -> tuple[object, ...]:
+        form = self.body.side, self.body.channels
+        return *form, self.classes, self.judged, self.several, bool(self.readable), self.radius, self.centres
 
     def kinds(self, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """[classes, n]: the shares, sorted by class; a label that is none of the classes counts for none."""
         return (labels == torch.arange(self.classes, device=labels.device)[:, None]) * share
+
+
+@functools.lru_cache(maxsize=8)
+def _centres(side: int, channels: int, given: tuple[float, ...], device: str) -> dict[str, torch.Tensor]:
+    numbers = torch.tensor(given or centres_of(drawn(_DRAWN, side, channels)), device=device)
+    each = sizes(side, channels)
+    return dict(zip(each, numbers.split(list(each.values())), strict=True))
+
+
+def centres_of(images: torch.Tensor) -> tuple[float, ...]:
+    """Of public images in [-1, 1]: the mean of each readable block, one after the other."""
+    means = [
+        torch.cat([block(part) for part in images.split(TOGETHER)]).double().mean(0) for block in READABLE.values()
+    ]
+    return tuple(round(float(number), 6) for number in torch.cat(means))
 
 
 def _even(block: torch.Tensor) -> torch.Tensor:
