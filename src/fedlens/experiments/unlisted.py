@@ -30,7 +30,8 @@ def without_marks(tokens: list[str]) -> list[str]:
 
 def escaped(tokens: list[str]) -> list[str]:
     """An apostrophe is written as HTML does, and split up"""
-    parts = ([before, *MARKS, after] if mark else [before] for before, mark, after in (t.partition("'") for t in tokens))
+    halves = (token.partition("'") for token in tokens)
+    parts = ([before, *MARKS, after] if mark else [before] for before, mark, after in halves)
     return [part for some in parts for part in some if part]
 
 

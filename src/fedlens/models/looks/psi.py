@@ -16,7 +16,7 @@ from fedlens.models.looks.two_sample import COUNT, SPREAD
 from fedlens.models.sizes import check_sizes
 
 BODY, LABELS, PREDICTED, SIZE = "body", "labels", "predicted", "size"
-_SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
+SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
 _LABELS, _PREDICTED, _COUNT, _SIZE, _SPREAD = 0.05, 0.05, 0.03, 0.005, 0.02  # of the squared norm
 MOST_READABLE = 0.8
 _DRAWN = 1000  # shapes that centres are taken from
@@ -81,7 +81,7 @@ class Psi:
         if self.judged:  # row by row of true classes
             taken = self.kinds(examples[PREDICTED], torch.ones_like(share))
             blocks[PREDICTED] = even(kinds @ taken.T)
-        blocks |= {SIZE: _size(mask)} if self.several else {}
+        blocks |= {SIZE: size_of(mask)} if self.several else {}
         blocks |= {COUNT: there[None], BODY: even(self._body(kinds, images))}
         weights = self.weights
         return {name: block * weights[name] for name, block in blocks.items()}
@@ -113,7 +113,7 @@ class Psi:
             **{name: (size,) for name, size in readable.items()},
             **({LABELS: (self.classes,)} if self.classes else {}),
             **({PREDICTED: (self.classes, self.classes)} if self.judged else {}),
-            **({SIZE: (_SIZES,)} if self.several else {}),
+            **({SIZE: (SIZES,)} if self.several else {}),
             COUNT: (1,),
             **({SPREAD: (len(readable),)} if readable else {}),
             BODY: (max(1, self.classes), self.body.size),
@@ -161,8 +161,8 @@ def _even(block: torch.Tensor) -> torch.Tensor:
     return even
 
 
-def _size(mask: torch.Tensor) -> torch.Tensor:
+def size_of(mask: torch.Tensor) -> torch.Tensor:
     """A one in the bin of how many examples are shown; nothing for none."""
     shown = mask.sum()
-    place = shown.clamp(min=1.0).log2().add(1e-4).floor().clamp(max=_SIZES - 1)
-    return (torch.arange(_SIZES, device=mask.device) == place) * (shown > 0)
+    place = shown.clamp(min=1.0).log2().add(1e-4).floor().clamp(max=SIZES - 1)
+    return (torch.arange(SIZES, device=mask.device) == place) * (shown > 0)
