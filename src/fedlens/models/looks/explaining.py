@@ -36,6 +36,7 @@ class Trace:
     figure: Callable[[float], str] = "{:.2g}".format
     ordered: bool = False  # amounts are numbers in order, and what lies between can be read off the neighbours
     prior: float = 1.0  # against other faults
+    shares: tuple[float, ...] = tuple(SHARES)  # of the units, that are tried; 1 alone where an amount says it
 
     @functools.cached_property
     def dense(self) -> "Trace":
@@ -138,7 +139,7 @@ class _Tried:
             moved = rows / data.errors[name]
             products = products + moved @ data.numbers[name]
             squares = squares + (moved**2).sum(1)
-        shares = np.concatenate([-SHARES[::-1], SHARES])
+        shares = np.concatenate([-np.array(trace.shares[::-1]), trace.shares])
         logs = np.outer(products, shares) - np.outer(squares, shares**2) / 2
         free = sum(gain for name, gain in data.free.items() if name not in trace.moves)
         return cls(trace=trace, logs=logs, shares=shares, free=free, data=data)
