@@ -1,4 +1,4 @@
-"""One look: every unit sends bounded statistics of its images or sentences once; all that is seen afterwards is made of their mean.
+"""One look: every unit sends bounded statistics once; all that is seen afterwards is made of their mean.
 
 Mean embeddings as a release are those of DP-MERF (Harder, Adamczewski, Park 2021). Three things differ: the features
 are of random convolutions instead of pixels; a unit may hold many images, and is bounded by what it is and not by a

@@ -22,10 +22,10 @@ from fedlens.runs.vouching import Vouched, vouched
 
 def opened(folder: pathlib.Path) -> Trained:
     """The model of a model folder."""
-    if not (folder / "model.safetensors").exists():
+    if not (result := opening.result_in(folder)).exists():
         hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
         raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
-    return opening.opened(folder / "model.safetensors")
+    return opening.opened(result)
 
 
 def compared(
@@ -126,8 +126,8 @@ def findings(folder: pathlib.Path) -> list[Finding]:
 def confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:
     """What a report.json says, with a word if no ledger confirms it; refuses one that says less than its models."""
     answer = files.json_in(folder / "report.json")
-    single = (folder / "model.safetensors").exists()
-    parts = [folder] if single else [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
+    single = opening.result_in(folder).exists()
+    parts = [folder] if single else [part for part in sorted(folder.glob("*")) if opening.result_in(part).exists()]
     try:
         stated, voucher = Guarantee.from_dict(answer["guarantee"]), vouched(ledger, parts)
         spent = (opened(folder).spending,) if single else voucher.spent

@@ -95,7 +95,7 @@ def _stated(
 
 def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:
     """By selection; one of too few users has none."""
-    paths = {selection: folder / selection / "model.safetensors" for selection in recipe.selections}
+    paths = {selection: opening.result_in(folder / selection) for selection in recipe.selections}
     return {selection: opening.opened(path) for selection, path in paths.items() if path.exists()}
 
 

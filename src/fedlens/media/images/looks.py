@@ -200,7 +200,8 @@ def kept(algorithm: OneLook, state: Tree, **about: Any) -> Look:
     plan = about["spending"].plans[-1]
     units = plan.expected_contributors
     blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
-    return Look(release=Release(psi=algorithm.psi, blocks=blocks, noise=plan.stddev / units, units=units), **about)
+    asked: Any = algorithm.psi  # of images, here
+    return Look(release=Release(psi=asked, blocks=blocks, noise=plan.stddev / units, units=units), **about)
 
 
 def fitted(recipe: Settings, release: Look, device: str) -> Fitted:

@@ -33,7 +33,7 @@ from fedlens.recipes.tables import Settings
 FILE = "look.safetensors"
 ROW = WIDTH
 NUMBERS = sum(math.prod(shape) for shape in TextPsi().shapes.values())
-RUN, MOST_RUNS = 64, 64  # public sentences that stand together, and are looked at as if one unit had said them; of so many
+RUN, MOST_RUNS = 64, 64  # so many runs of so many public sentences that stand together: as if a unit had said each
 
 
 def problems(recipe: Settings) -> list[str]:

@@ -19,10 +19,10 @@ from fedlens.media.text import contrast, looks, wordings
 from fedlens.media.text.faults import FAULTS
 from fedlens.media.text.looks import TextLook
 from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel, Texts
-from fedlens.media.text.settings import NGRAM_NOISE_TO_SIGNAL, Text, looks_once, settled, text
+from fedlens.media.text.settings import LOOK, NGRAM_NOISE_TO_SIGNAL, Text, looks_once, settled, text
 from fedlens.models import words
-from fedlens.models.lstm import LanguageModel
 from fedlens.models.looks.texts import TextPsi
+from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS
 from fedlens.privacy import Unit
 from fedlens.recipes.tables import Settings
@@ -183,7 +183,7 @@ class TextMedium(Medium):
     def opened(self, path: pathlib.Path) -> TextModel | NgramModel | TextLook:
         """Of whichever kind it says it is."""
         header = tensorfiles.header(path)
-        if header.get("kind") == looks.LOOK:
+        if header.get("kind") == LOOK:
             return TextLook.open(path)
         return NgramModel.open(path) if header.get("kind") == NGRAMS else TextModel.open(path)
 
@@ -212,6 +212,8 @@ class TextMedium(Medium):
         if not self.owns(tensorfiles.header(path)):
             raise ValueError("Expected a model of text as text.baseline.")
         model = self.opened(path)
+        if isinstance(model, TextLook):
+            raise ValueError("Expected a model of text as text.baseline, and not a look.")
         kind = model.kind if isinstance(model, TextModel) else NGRAMS
         ours = own.model, own.tokenizer, own.known.words, own.row
         if (kind, model.tokenizer, model.vocabulary, model.width) != ours:

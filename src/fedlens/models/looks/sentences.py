@@ -1,7 +1,7 @@
 """The readable blocks of a look at text: numbers of one sentence that a person can read, each in [-1, 1].
 
 A sentence is a row of bytes. Bytes that no UTF-8 holds end its tokens, and say how frequent each is in a list of words
-that everybody knows; zeros fill it up. Every row of bytes means something: numbers of hostile ones have the same bounds.
+that everybody knows; zeros fill it up. Every row of bytes means something: the bounds hold for hostile ones.
 """
 
 import dataclasses
@@ -361,7 +361,9 @@ TEXT_BLOCKS: dict[str, Described] = {
         "tokens that repeat the last but one",
         "letters that repeat the one before",
     ),
-    "letters": _named(letters, "vowels among the letters", *(f"{chr(97 + at)} among the letters" for at in range(26)), least=_OF_PARTS),
+    "letters": _named(
+        letters, "vowels among the letters", *(f"{chr(97 + at)} among the letters" for at in range(26)), least=_OF_PARTS
+    ),
     "endings": _named(
         endings,
         *(f"words that end in {letter}" for letter in _FINAL),

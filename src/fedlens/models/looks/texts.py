@@ -58,8 +58,11 @@ class TextPsi:
         """A unit's contribution, from its sentences `x`, [n, width] bytes, and the `mask` of those that are there."""
         mask = examples["mask"]
         share = mask / mask.sum().clamp(min=1.0)
-        there = share.sum().clamp(max=1.0)  # 0 for a unit that holds nothing
-        means = {name: share @ numbers for name, numbers in numbers_of(examples["x"]).items()}
+        return self.bounded({name: share @ numbers for name, numbers in numbers_of(examples["x"]).items()}, mask)
+
+    def bounded(self, means: Mapping[str, torch.Tensor], mask: torch.Tensor) -> Tree:
+        """A unit's contribution, from the means of its sentences' numbers."""
+        there = mask.sum().clamp(max=1.0)  # 0 for a unit that holds nothing
         blocks = {name: self.around(name, mean) * there for name, mean in means.items()}
         blocks[SPREAD] = torch.stack([block.square().sum() for block in blocks.values()]) / math.sqrt(len(blocks))
         blocks |= {SIZE: size_of(mask), COUNT: there[None]}
@@ -82,7 +85,7 @@ class TextPsi:
     @functools.cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the blocks."""
-        readable = {name: (size,) for name, size in text_sizes().items()}
+        readable: dict[str, tuple[int, ...]] = {name: (size,) for name, size in text_sizes().items()}
         return readable | {SPREAD: (len(readable),), SIZE: (SIZES,), COUNT: (1,)}
 
     @property
@@ -111,8 +114,7 @@ def _units(centres: tuple[float, ...], scales: tuple[float, ...], radius: float,
     whole = torch.tensor(centres or [0.0] * every, device=device), torch.tensor(scales or [1.0] * every, device=device)
     each = [numbers.split(list(sizes.values())) for numbers in whole]
     return {
-        name: (centre, scale * radius * math.sqrt(len(scale)))
-        for name, centre, scale in zip(sizes, *each, strict=True)
+        name: (centre, scale * radius * math.sqrt(len(scale))) for name, centre, scale in zip(sizes, *each, strict=True)
     }
 
 
