@@ -58,7 +58,7 @@ def as_symbols(tokens: Iterable[str], known: Vocabulary, width: int = WIDTH) -> 
             break
         if letters:
             row += letters + bytes([_END + _rank(known.number(token), known.unknown)])
-    return np.frombuffer(bytes(row).ljust(width, b"\0"), dtype=np.uint8)
+    return np.frombuffer(row.ljust(width, b"\0"), dtype=np.uint8).copy()
 
 
 def _rank(number: int, unknown: int) -> int:
