@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedlens.core import files
 from fedlens.data.population import Population
 from fedlens.experiments.drawing import markdown
 from fedlens.experiments.unlisted import UNLISTED
@@ -67,6 +66,10 @@ class Cell:
     epsilon: float
     design: str = BOTH
 
+    @property
+    def called(self) -> str:
+        return self.kind.rpartition(":")[2]
+
 
 CELLS = (
     *(Cell(kind="concatenated", share=0.01, epsilon=epsilon) for epsilon in (0.1, 0.25, 0.5, 1.0)),
@@ -91,7 +94,7 @@ def recipe_of(
         "data": {"source": "jsonl", "path": str(out / "users.jsonl")},
         "text": {"public": str(out / "public.txt")},
         "selections": groups,
-        "privacy": {"epsilon": epsilon, "delta": DELTA, "units": units, "population": 10_000},
+        "privacy": {"epsilon": epsilon, "delta": DELTA, "units": units, "population": UNITS + 1700},
     }
     return Recipe.validated(values, [])
 
@@ -306,9 +309,22 @@ def false_alarms(
     return results
 
 
-def tables(results: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]]) -> str:
+def reproduced(out: pathlib.Path, names: Sequence[str] | None, say: Callable[[str], None]) -> dict[str, Any]:
+    """All cells, or those of some faults; "clean" for the false alarms."""
+    wanted = set(names or ())
+    if strange := wanted - {"clean", *(cell.called for cell in CELLS)}:
+        raise ValueError(f"Expected faults of the table, or clean; got {', '.join(sorted(strange))}.")
+    bench = Bench(out=out, say=say)
+    chosen = [cell for cell in CELLS if not wanted or cell.called in wanted]
+    return {
+        "faults": measured(chosen, bench),
+        "clean": false_alarms(bench) if not wanted or "clean" in wanted else [],
+    }
+
+
+def tables(results: Mapping[str, Any]) -> str:
     """As Markdown."""
-    return "\n".join([_table(results), _table_of_alarms(alarms)])
+    return "\n".join([_table(results["faults"]), _table_of_alarms(results["clean"])])
 
 
 def _table(results: Sequence[Mapping[str, Any]]) -> str:
@@ -353,12 +369,6 @@ def _table_of_alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
         for r in alarms
     ]
     return markdown(("groups without a fault", "epsilon", "said to differ", "named", "smallest p"), rows)
-
-
-def write(out: pathlib.Path, results: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]]) -> str:
-    made = tables(results, alarms)
-    files.write(out / "table.md", made)
-    return made
 
 
 def drawn(bench: Bench, cell: Cell, draw: int = 0) -> Comparison:

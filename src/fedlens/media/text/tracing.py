@@ -86,12 +86,12 @@ def _moved(psi: TextPsi, before: torch.Tensor, step: torch.Tensor) -> np.ndarray
 
 def _affected(amount: Sequence[float]) -> str:
     _, within, among, _ = amount
-    return f"in {_percent(within)} of the sentences" if among == 1.0 else f"in all sentences of {_percent(among)}"
+    return f"in {percent(within)} of the sentences" if among == 1.0 else f"in all sentences of {percent(among)}"
 
 
-def _percent(share: float) -> str:
+def percent(share: float) -> str:
     """
-    >>> _percent(0.0123), _percent(1.0)
+    >>> percent(0.0123), percent(1.0)
     ('1.2%', '100%')
     """
     return f"{100 * share:.2g}%" if share < 0.995 else "100%"
