@@ -243,7 +243,7 @@ def crowd(psi):
 
 @pytest.fixture(scope="module")
 def traces(psi):
-    return tracing.text_traces(psi, PUBLIC, KNOWN, 16)
+    return tracing.text_traces(psi, PUBLIC, KNOWN, {16: 1.0})
 
 
 def test_groups_without_a_fault_hardly_ever_differ(psi, crowd, traces):
@@ -296,9 +296,9 @@ def test_every_block_has_words(psi, crowd):
 def test_how_many_sentences_are_shown_is_read_off_the_looks(psi, crowd):
     rng = np.random.default_rng(3)
     look = released(psi, crowd["clean"], 1e-4, rng)
-    assert 16 <= tracing.shown_together(compared(look, look)) <= 31
+    assert tracing.sizes_shown(compared(look, look)) == {20: 1.0}
     nothing = dataclasses.replace(look, blocks={name: 0 * leaf for name, leaf in look.blocks.items()}, noise=0.1)
-    assert tracing.shown_together(compared(nothing, nothing)) == 16
+    assert tracing.sizes_shown(compared(nothing, nothing)) == {16: 1.0}
 
 
 def test_looks_that_count_other_things_are_not_compared(psi, crowd):

@@ -19,10 +19,10 @@ from fedlens.experiments.unlisted import UNLISTED
 from fedlens.media import reading
 from fedlens.media.text import families
 from fedlens.media.text.faults import FAULTS
-from fedlens.media.text.looks import public_sentences
+from fedlens.media.text.looks import TRIED_RUNS, public_sentences
 from fedlens.media.text.reading import said
 from fedlens.media.text.settings import Text, text
-from fedlens.media.text.tracing import shown_together, text_directions, text_numbers, text_traces
+from fedlens.media.text.tracing import sizes_shown, text_directions, text_numbers, text_traces
 from fedlens.models import words
 from fedlens.models.looks.explaining import Trace, explained
 from fedlens.models.looks.sentences import text_sizes
@@ -222,13 +222,12 @@ class Bench:
 
     @functools.cached_property
     def traces(self) -> tuple[Trace, ...]:
-        """On public sentences, in units as large as those that the clean look shows: about 64 sentences each."""
+        """On public sentences, in units as large as those that the clean look shows."""
         own = self.users.own
         split = words.tokenizer(own.tokenizer)
-        said = [split(sentence) for sentence in public_sentences(own)]
+        spoken = [split(sentence) for sentence in public_sentences(own, TRIED_RUNS)]
         quiet = self.release(self.clean, 0.0, UNITS, np.random.default_rng(0))
-        together = shown_together(compared(quiet, quiet))
-        return tuple(text_traces(self.psi, said, own.known, together))
+        return tuple(text_traces(self.psi, spoken, own.known, sizes_shown(compared(quiet, quiet))))
 
 
 def halves(users: int, seed: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from fedlens.media.text.differences import Z, in_words
 from fedlens.media.text.looks import TextLook
 from fedlens.media.text.samples import jointly
-from fedlens.media.text.tracing import WITHIN, percent, shown_together, text_directions, text_traces
+from fedlens.media.text.tracing import WITHIN, percent, sizes_shown, text_directions, text_traces
 from fedlens.models.looks.explaining import Explanation, Fit, Trace, explained
 from fedlens.models.looks.sentences import CLASSES, HASHED, TEXT_BLOCKS
 from fedlens.models.looks.two_sample import LEVEL, Comparison, Group, compared, power
@@ -52,7 +52,7 @@ class Seen:
         if not public:
             return cls(looks=(left, right), comparison=alone, traces=())
         known = Vocabulary(words=left.vocabulary, provenance="")
-        traces = tuple(text_traces(left.release.psi, public, known, shown_together(alone)))
+        traces = tuple(text_traces(left.release.psi, public, known, sizes_shown(alone)))
         comparison = compared(left.release, right.release, text_directions(traces))
         return cls(looks=(left, right), comparison=comparison, traces=traces)
 

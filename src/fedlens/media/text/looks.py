@@ -33,7 +33,8 @@ from fedlens.recipes.tables import Settings
 FILE = "look.safetensors"
 ROW = WIDTH
 NUMBERS = sum(math.prod(shape) for shape in TextPsi().shapes.values())
-RUN, MOST_RUNS = 64, 64  # so many runs of so many public sentences that stand together: as if a unit had said each
+RUN = 64  # public sentences that stand together, as if one unit had said them
+MOST_RUNS, TRIED_RUNS = 64, 32  # to tell what is usual, and to try faults on
 
 
 def problems(recipe: Settings) -> list[str]:
@@ -47,15 +48,15 @@ def problems(recipe: Settings) -> list[str]:
     ]
 
 
-def public_sentences(own: Text) -> list[str]:
+def public_sentences(own: Text, runs: int = MOST_RUNS) -> list[str]:
     """Of the public text, runs of sentences that stand together: where speakers take turns, each has more than one.
 
     Where a recipe names a list of words only, those that come with Python.
     """
     said = [sentence for sentence in own.sentences or help_topics() if sentence.strip()]
-    if len(said) <= RUN * MOST_RUNS:
+    if len(said) <= RUN * runs:
         return said
-    starts = [round(at * (len(said) - RUN) / (MOST_RUNS - 1)) for at in range(MOST_RUNS)]
+    starts = [round(at * (len(said) - RUN) / (runs - 1)) for at in range(runs)]
     return [sentence for start in starts for sentence in said[start : start + RUN]]
 
 

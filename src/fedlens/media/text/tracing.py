@@ -1,7 +1,7 @@
 """What faults do to the numbers of a look at text: tried on sentences that everybody may see."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,10 +15,13 @@ from fedlens.models.looks.two_sample import Comparison, Directions
 from fedlens.models.words import Vocabulary
 
 # A fault hits a share of everybody's sentences, or all sentences of a share of the units.
-WITHIN = tuple(float(share) for share in np.geomspace(0.002, 1.0, 32).round(5))
+WITHIN = tuple(float(share) for share in np.geomspace(0.002, 1.0, 24).round(5))
 AMONG = tuple(float(share) for share in np.geomspace(0.02, 1.0, 16).round(5))[:-1]
 SHOWN = 0.1  # of the sentences, where a direction of the test is read off
 _TOGETHER = 1024  # sentences that are looked at together
+_TURNS = 6  # in which sentences are hit
+_SEED = 3
+_RARE = 0.02  # of the units: sizes that fewer have are left out
 Amount = tuple[float, float, float, float]  # strength; of a unit's sentences; of the units; of all sentences
 
 
@@ -26,13 +29,12 @@ def text_traces(
     psi: TextPsi,
     sentences: Sequence[list[str]],
     known: Vocabulary,
-    together: int,
+    sizes: Mapping[int, float],
     families: Sequence[TextFamily] = FAMILIES,
 ) -> list[Trace]:
-    """Of every family, tried on public sentences as if units had said so many of them each."""
+    """Of every family, tried on public sentences as if units had said so many of them each: shares of units by size."""
     plain = text_numbers(sentences, known)
-    owners = torch.arange(len(plain)) // max(1, min(together, len(plain)))
-    return [_trace(psi, family, sentences, known, plain, owners) for family in families]
+    return [_trace(psi, family, sentences, known, plain, sizes) for family in families]
 
 
 def text_numbers(sentences: Sequence[list[str]], known: Vocabulary) -> torch.Tensor:
@@ -47,20 +49,17 @@ def _trace(
     sentences: Sequence[list[str]],
     known: Vocabulary,
     plain: torch.Tensor,
-    owners: torch.Tensor,
+    sizes: Mapping[int, float],
 ) -> Trace:
-    """Which of a unit's sentences are hit is averaged over: the mean of its numbers moves by so much."""
     amounts: list[Amount] = []
     rows: list[np.ndarray] = []
-    before = _by_unit(plain, owners)
     for strength in family.strengths:
         changed = text_numbers([family.change(list(tokens), strength) for tokens in sentences], known)
-        step = _by_unit(changed - plain, owners)
-        moves = {share: _moved(psi, before, share * step) for share in WITHIN}
+        moves = _moves(psi, plain, changed - plain, sizes)
         amounts += [(strength, share, 1.0, share) for share in WITHIN]
-        rows += [moves[share] for share in WITHIN]
+        rows += list(moves)
         amounts += [(strength, 1.0, share, share) for share in AMONG]
-        rows += [share * moves[1.0] for share in AMONG]
+        rows += [share * moves[-1] for share in AMONG]
     blocks = np.split(np.stack(rows), np.cumsum(list(text_sizes().values()))[:-1], axis=1)
     return Trace(
         kind=family.kind,
@@ -71,17 +70,33 @@ def _trace(
     )
 
 
-def _by_unit(numbers: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
-    counts = owners.bincount()[:, None]
-    return numbers.new_zeros(len(counts), numbers.shape[1]).index_add(0, owners, numbers) / counts
+def _moves(psi: TextPsi, plain: torch.Tensor, step: torch.Tensor, sizes: Mapping[int, float]) -> np.ndarray:
+    """[shares, numbers]: by how much the mean over units moves, of all blocks.
+
+    Where units hold few sentences, it matters that some are hit as a whole and others not: blocks are cut to a radius.
+    So sentences are really hit, each in its turn.
+    """
+    total = np.zeros((len(WITHIN), plain.shape[1]))
+    for size, weight in sizes.items():
+        many = min(size, len(plain))
+        units = len(plain) // many
+        before, moved = (part[: units * many].view(units, many, -1).float() for part in (plain, step))
+        start = before.mean(1)
+        was = _bounded(psi, start)
+        order = np.random.default_rng(_SEED).permutation(units * many)  # by chance, as many of one unit as it may
+        turns = torch.from_numpy(order / (units * many)).float().view(units, many)
+        for at, share in enumerate(WITHIN):
+            for turn in range(_TURNS):
+                hit = ((turns + turn / _TURNS) % 1.0 < share).float()
+                after = start + torch.bmm(hit[:, None], moved)[:, 0] / many
+                total[at] += weight * (_bounded(psi, after) - was).mean(0).double().numpy() / _TURNS
+    return total
 
 
-def _moved(psi: TextPsi, before: torch.Tensor, step: torch.Tensor) -> np.ndarray:
-    """The mean over units, of all blocks."""
+def _bounded(psi: TextPsi, means: torch.Tensor) -> torch.Tensor:
     sizes = text_sizes()
-    parts = zip(sizes, *(numbers.split(list(sizes.values()), 1) for numbers in (before, before + step)), strict=True)
-    moved = [(psi.around(name, after) - psi.around(name, was)).mean(0) for name, was, after in parts]
-    return torch.cat(moved).numpy()
+    parts = zip(sizes, means.split(list(sizes.values()), 1), strict=True)
+    return torch.cat([psi.around(name, part) for name, part in parts], 1)
 
 
 def _affected(amount: Sequence[float]) -> str:
@@ -113,11 +128,12 @@ def _shown(trace: Trace) -> list[int]:
     return [min(some, key=lambda pair: abs(pair[1][1] - SHOWN))[0] for _, some in by_strength]
 
 
-def shown_together(comparison: Comparison) -> int:
-    """How many sentences units show, as the looks say; 16 where they say nothing but noise."""
+def sizes_shown(comparison: Comparison) -> dict[int, float]:
+    """How many sentences units show, as the looks say, and how many do; 16 where they say nothing but noise."""
     mean = sum(group.blocks[SIZE].mean for group in comparison.groups) / 2
-    noise = comparison.noise(SIZE)
-    shares = np.where(mean > 2 * noise, mean, 0.0)
-    if not shares.any():
-        return 16
-    return max(1, round(2 ** float(shares @ (np.arange(SIZES) + 0.5) / shares.sum())))
+    told = np.where(mean > max(2 * comparison.noise(SIZE), _RARE), mean, 0.0)
+    if not told.any():
+        return {16: 1.0}
+    shares = told / told.sum()
+    # Within a bin, most show few: 1, 2, 5, 10, 20, ...
+    return {round(1.25 * 2**at): float(shares[at]) for at in range(SIZES) if shares[at]}
