@@ -13,6 +13,7 @@ import typer
 
 import fedlens
 from fedlens.cli import app
+from fedlens.recipes import recipe
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedlens"
@@ -108,8 +109,8 @@ def is_of_a_module(parts):
 
 
 def is_setting(parts):
-    fields = {name for names in members().values() for name in names}
-    return parts[0] in fedlens.Recipe.model_fields and set(parts[1:]) <= fields
+    """By the tables that a recipe is made of."""
+    return all(part in recipe._fields(parts[:at]) for at, part in enumerate(parts))
 
 
 def is_of_a_class(parts):
@@ -216,6 +217,17 @@ def test_the_page_of_the_public_api_is_up_to_date():
     api = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(api)
     assert text_of("docs/api.md") == api.page(), "run `make api`"
+
+
+def unfinished(text):
+    """What is said of methods, where it ends in the middle of a sentence."""
+    methods = re.split(r"\n(?=- `|\n|#)", text)
+    return [said for said in map(str.strip, methods) if re.match(r"- `[^`]+`: ", said) and said[-1] not in ".:?!"]
+
+
+def test_the_page_of_the_public_api_speaks_in_whole_sentences():
+    assert unfinished(text_of("docs/api.md")) == []
+    assert unfinished("- `a()`: One of\n  two.\n- `b() -> int`: One of\n- `c()`\n\n## d") == ["- `b() -> int`: One of"]
 
 
 def test_the_oldest_versions_that_are_allowed_are_those_that_are_tried():
