@@ -32,8 +32,9 @@ from fedlens.media.images.medium import Images
 from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.tables import Bug
+from fedlens.recipes.toml import RecipeError
 from fedlens.runs import preparation
 from fedlens.runs import reporting as run_reports
 from fedlens.runs import run as runs

@@ -13,12 +13,12 @@ import typer
 
 import fedlens
 from fedlens.cli import app
-from fedlens.recipes import recipe
+from fedlens.recipes import toml
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedlens"
-PLACES = (ROOT, ROOT / "docs", ROOT / "docs" / "results", *(ROOT / "src").rglob("augenstein2020"))
-DOCUMENTS = sorted(str(path.relative_to(ROOT)) for place in PLACES for path in place.glob("*.md"))
+PLACES = (ROOT.glob("*.md"), *((ROOT / folder).rglob("*.md") for folder in ("docs", "src", "tests", "examples")))
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for place in PLACES for path in place)
 WIDTH = 100
 FOLDERS = (".ci", "benchmarks", "docs", "recipes", "src", "tests", "tools")
 OF_A_FILE = r".*\.(toml|jsonl?|txt|np[yz]|parquet|pt2|safetensors|html|md|sqlite|pem|py)"
@@ -110,7 +110,7 @@ def is_of_a_module(parts):
 
 def is_setting(parts):
     """By the tables that a recipe is made of."""
-    return all(part in recipe._fields(parts[:at]) for at, part in enumerate(parts))
+    return all(part in toml.fields(fedlens.Recipe, parts[:at]) for at, part in enumerate(parts))
 
 
 def is_of_a_class(parts):
@@ -240,6 +240,16 @@ def test_the_oldest_versions_that_are_allowed_are_those_that_are_tried():
     assert pins.pop("torch") == newest["torch"]  # an older one would bring CUDA
     assert {name: pin for name, pin in pins.items() if not f"{pin}.".startswith(f"{bounds.get(name, pin)}.")} == {}
     assert set(bounds) - {"torch"} <= set(pins)
+
+
+def test_the_design_opens_with_the_whole_house_and_one_run_in_at_most_ten_stops():
+    house, run = (part.split("\n## ")[0] for part in text_of("docs/design.md").split("\n## ", 3)[1:3])
+    pictured = re.findall(r"[a-z.]+", " ".join(line for line in house.splitlines() if line.startswith("    ")))
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert house.startswith("The house\n")
+    assert sorted(rooms - set(pictured)) == []
+    assert run.startswith("One run")
+    assert 5 <= len(re.findall(r"^\d+\. ", run, re.MULTILINE)) <= 10
 
 
 def test_the_changelog_knows_this_version():

@@ -29,7 +29,8 @@ from fedlens.media.images import reading as data
 from fedlens.media.images.medium import Images
 from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import ConvClassifier, Primary
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import to_toml
 from fedlens.runs import folder as run_folders
 from fedlens.runs import preparation
 from fedlens.runs import reporting as run_reports

@@ -10,7 +10,8 @@ from toys import SHORT_PAIR as PAIR
 from toys import account, budget, item, plan, problems, rebuilt, rows, unguarded
 
 from fedlens.ledger import Ledger, NotApprovedError, keys
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import to_toml
 from fedlens.runs import run as runs
 
 

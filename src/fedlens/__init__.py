@@ -43,7 +43,7 @@ _HOMES = {
     "PrivacySpentError": "curators.protocol",
     "Randomness": "core.randomness",
     "Recipe": "recipes.recipe",
-    "RecipeError": "recipes.recipe",
+    "RecipeError": "recipes.toml",
     "Report": "report.report",
     "RowClip": "privacy",
     "Run": "runs.run",

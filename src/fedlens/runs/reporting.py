@@ -25,9 +25,10 @@ from fedlens.models.classifier import Primary
 from fedlens.models.words import Vocabulary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.privacy.guarantee import UNVERIFIED
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 from fedlens.recipes.tables import Quantile
+from fedlens.recipes.toml import to_toml
 from fedlens.report.report import Report
 from fedlens.version import __version__
 
