@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import fedlens
+from fedlens import algorithms
 
 ROOT = pathlib.Path(fedlens.__file__).parent
 
@@ -274,5 +275,6 @@ def test_every_public_name_is_where_the_package_says():
     """The package loads its names late, so a wrong home would be noticed late as well."""
     missing = [name for name in fedlens.__all__ if not hasattr(fedlens, name)]
     assert missing == []
+    assert {kind.__name__ for kind in algorithms.ALGORITHMS.values()} <= set(fedlens.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         fedlens.nonsense  # noqa: B018

@@ -37,6 +37,7 @@ _HOMES = {
     "Model": "media.images.samples",
     "NgramModel": "media.text.samples",
     "Ngrams": "algorithms",
+    "OneLook": "algorithms",
     "Plan": "privacy",
     "Poisson": "privacy",
     "Population": "data.population",
