@@ -19,9 +19,10 @@ from command_line import GUARANTEE, SECRET, answer, fedlens, process, stopped_af
 from PIL import Image
 from toys import SHORT as TINY
 from toys import SHORT_PAIR as PAIR
+from toys import full_disk
 
 from fedlens import cli
-from fedlens.core import files, pins
+from fedlens.core import pins
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.data.population import Population
 from fedlens.media.images.samples import Samples
@@ -369,15 +370,8 @@ def test_ctrl_c_is_safe_in_a_real_process_and_the_run_goes_on(tmp_path):
 
 
 def test_a_full_disk_ends_with_exit_code_1_and_the_way_to_go_on(tmp_path, recipe, monkeypatch):
-    write = files.write
-
-    def full(path, content):
-        if path.name == "model.safetensors":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
-
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write", full)
+        full_disk(patched, "model.safetensors")
         done = fedlens("run", recipe, "--out", tmp_path / "runs", "--simulate", 0)
     assert (done.code, done.out) == (1, "")
     assert "No space left on device" in done.err
