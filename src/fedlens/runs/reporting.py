@@ -18,16 +18,17 @@ from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import files
 from fedlens.core.trees import Tree
 from fedlens.ledger import Head, Ledger, Spending
-from fedlens.ledger.spending import carried_out
+from fedlens.ledger.spending import charged_as
 from fedlens.media import opening
 from fedlens.media.protocol import Samples, Trained
 from fedlens.models.classifier import Primary
 from fedlens.models.words import Vocabulary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.privacy.guarantee import UNVERIFIED
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 from fedlens.recipes.tables import Quantile
+from fedlens.recipes.toml import to_toml
 from fedlens.report.report import Report
 from fedlens.version import __version__
 
@@ -60,7 +61,7 @@ def facts(recipe: Recipe, selection: str, done: int, charged: int, *, simulated:
         return mark
     named = dict(zip(recipe.selections, recipe.spendings(simulated=simulated), strict=False))
     before = [named[name] for name in itertools.takewhile(lambda name: name != selection, recipe.selections)]
-    own = dataclasses.replace(named[selection], plans=(*recipe.before, carried_out(train, charged)))
+    own = dataclasses.replace(named[selection], plans=(*recipe.before, charged_as(train, charged)))
     cost = recipe.guarantee([*before, own, *recipe.learning(simulated=simulated)]).epsilon
     return mark | {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 

@@ -45,8 +45,9 @@ from fedlens.media.protocol import Trained
 from fedlens.owner.admission import admitted
 from fedlens.owner.folder import Owner
 from fedlens.privacy import Guarantee
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage
+from fedlens.recipes.toml import to_toml
 from fedlens.report.report import Report
 from fedlens.runs import preparation, reporting, safeguards
 from fedlens.runs.carrying_out import Asking, carried_out

@@ -227,7 +227,7 @@ _SHIFTS = tuple(
     (round(x / 14, 4), round(y / 14, 4))
     for x in range(-4, 5)
     for y in range(-4, 5)
-    if (x, y) != (0, 0) and not (x * y and (abs(x) + abs(y)) % 2)
+    if (x, y) != (0, 0)
 )
 
 FAMILIES: tuple[Family, ...] = (

@@ -19,7 +19,7 @@ Amount = tuple[float, ...]
 # Chosen on the digits of the test writers and on Fashion-MNIST's test images, dealt to made-up users: docs/looks.md.
 MISFIT = 0.15  # of a difference: by as much a fault may miss it because it was tried on other images
 CERTAIN = 0.95  # the weight of a fault that is named, among all that were tried
-LEFT = 0.25  # of a difference, that a named fault may leave where noise does not explain it
+LEFT = 0.12  # of a difference, that a named fault may leave where noise does not explain it
 BETWEEN = 5  # amounts that are read off between two neighbours
 SHARES = np.linspace(0.02, 1.0, 50)  # of the units, that are affected
 WITHIN = 3.84 / 2  # an interval holds what is no less likely than this, in logarithms: 95%

@@ -7,6 +7,7 @@ have the smoothness and the contrast of pictures: their distances are within a t
 import functools
 import math
 
+import numpy as np
 import torch
 
 MOST_SIDE, MOST_CHANNELS = 512, 4  # a file's header may say anything: what it says is made before it is drawn
@@ -23,21 +24,29 @@ def check_form(side: int, channels: int, least: int = 1) -> None:
 @functools.lru_cache(maxsize=8)
 def drawn(count: int, side: int, channels: int) -> torch.Tensor:
     """So many images in [-1, 1], the same ones each time."""
-    rng = torch.Generator().manual_seed(_SEED)
+    rng = randomness(_SEED)
     images = torch.full((count, channels, side, side), -1.0)
     for _ in range(_SHAPES):
         inside = _ellipses(count, side, rng)
-        levels = 2 * torch.rand(count, channels, 1, 1, generator=rng) - 1
+        levels = _uniform(rng, (count, channels, 1, 1), -1, 1)
         images = images + inside * (levels - images)
     return images
 
 
-def _ellipses(count: int, side: int, rng: torch.Generator) -> torch.Tensor:
+def randomness(seed: int) -> np.random.RandomState:
+    """What is drawn for psi: numpy promises the same numbers for all time, so that a seed in a file keeps its meaning;
+    and they may be drawn while units are vectorised over, which torch forbids for its own."""
+    return np.random.RandomState(seed)
+
+
+def _uniform(rng: np.random.RandomState, shape: tuple[int, ...], low: float, high: float) -> torch.Tensor:
+    return torch.from_numpy(rng.uniform(low, high, shape)).float()
+
+
+def _ellipses(count: int, side: int, rng: np.random.RandomState) -> torch.Tensor:
     """How far each pixel lies inside one, from 0 to 1."""
 
-    def uniform(low: float, high: float) -> torch.Tensor:
-        return low + (high - low) * torch.rand(count, 1, 1, 1, generator=rng)
-
+    uniform = functools.partial(_uniform, rng, (count, 1, 1, 1))
     axis = torch.linspace(-1, 1, side)
     x, y = axis[None, :] - uniform(-0.6, 0.6), axis[:, None] - uniform(-0.6, 0.6)
     angle, wide, high = uniform(0, math.pi), uniform(0.05, 0.55), uniform(0.05, 0.55)
