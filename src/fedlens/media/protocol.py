@@ -346,6 +346,21 @@ class Medium(abc.ABC):
     ) -> Report:
         """One group alone is a sanity check; of two, the first is the suspicious one."""
 
+    def looked(
+        self,
+        looks: Sequence[Trained],
+        *,
+        recipe: Settings | None,
+        title: str,
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+    ) -> Report | None:
+        """What looks say that nothing is drawn from, one or two, the suspicious one first; None: they are drawn from.
+
+        The recipe says which public examples faults are tried on; without one, none are.
+        """
+        return None
+
     def provenance(self, recipe: Settings) -> dict[str, str]:
         """What its report says about where things come from, beside what every report does."""
         return {}
