@@ -19,7 +19,7 @@ from fedlens.experiments.unlisted import UNLISTED
 from fedlens.media import reading
 from fedlens.media.text import families
 from fedlens.media.text.faults import FAULTS
-from fedlens.media.text.looks import TRIED_RUNS, public_sentences
+from fedlens.media.text.looks import tried_on
 from fedlens.media.text.reading import said
 from fedlens.media.text.settings import Text, text
 from fedlens.media.text.tracing import sizes_shown, text_directions, text_numbers, text_traces
@@ -224,10 +224,8 @@ class Bench:
     def traces(self) -> tuple[Trace, ...]:
         """On public sentences, in units as large as those that the clean look shows."""
         own = self.users.own
-        split = words.tokenizer(own.tokenizer)
-        spoken = [split(sentence) for sentence in public_sentences(own, TRIED_RUNS)]
         quiet = self.release(self.clean, 0.0, UNITS, np.random.default_rng(0))
-        return tuple(text_traces(self.psi, spoken, own.known, sizes_shown(compared(quiet, quiet))))
+        return tuple(text_traces(self.psi, tried_on(own), own.known, sizes_shown(compared(quiet, quiet))))
 
 
 def halves(users: int, seed: int) -> np.ndarray:

@@ -355,6 +355,21 @@ class Medium(abc.ABC):
         `releases` are what was kept of each group beside its model; `recipe` that of the run, if it is one's.
         """
 
+    def looked(
+        self,
+        looks: Sequence[Trained],
+        *,
+        recipe: Settings | None,
+        title: str,
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+    ) -> Report | None:
+        """What looks say that nothing is drawn from, one or two, the suspicious one first; None: they are drawn from.
+
+        The recipe says which public examples faults are tried on; without one, none are.
+        """
+        return None
+
     def provenance(self, recipe: Settings) -> dict[str, str]:
         """What its report says about where things come from, beside what every report does."""
         return {}

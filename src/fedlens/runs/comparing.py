@@ -47,10 +47,13 @@ def compared(
     if type(models[0]) is not type(models[1]):
         raise ValueError("Expected two models of one kind: of images, of text, or of n-grams.")
     medium = opening.medium(models[0].medium)
+    title = f"{models[0].label} vs {models[1].label}"
+    if looked := medium.looked(models, recipe=None, title=title):
+        return marked(looked, voucher.statement, voucher.unverified)
     groups = [model.sampled(medium.drawn, 0) for model in models]
     report = medium.contrast(
         groups,
-        title=f"{models[0].label} vs {models[1].label}",
+        title=title,
         kinds=kinds,
         before=findings(before) if before else (),
         primary=medium.primary(primary, groups[0], **expects) if primary else None,
@@ -62,7 +65,8 @@ def alone(folder: pathlib.Path, ledger: str | None = None) -> Report:
     """A report on a single model: a sanity check."""
     model, voucher = opened(folder), vouched(ledger, [folder])
     medium = opening.medium(model.medium)
-    report = medium.contrast([model.sampled(medium.drawn, 0)], title=folder.name)
+    looked = medium.looked([model], recipe=None, title=folder.name)
+    report = looked or medium.contrast([model.sampled(medium.drawn, 0)], title=folder.name)
     return marked(report, voucher.statement, voucher.unverified)
 
 

@@ -163,6 +163,9 @@ def report_of(
     """
     medium, count = recipe.medium, recipe.medium.samples(recipe)
     warnings, provenance = _warnings(recipe, models), _provenance(folder, recipe, device) | medium.provenance(recipe)
+    about = {"title": recipe.name, "warnings": warnings, "provenance": provenance}
+    if looked := medium.looked(list(models.values()), recipe=recipe, **about):  # type: ignore[arg-type]
+        return dataclasses.replace(looked, guarantee=joint)
     groups = [model.sampled(count, recipe.seed) for model in models.values()]
     for selection, drawn in zip(models, groups, strict=True):
         drawn.save(folder / "samples" / f"{selection}.safetensors")

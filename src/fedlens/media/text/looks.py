@@ -60,6 +60,12 @@ def public_sentences(own: Text, runs: int = MOST_RUNS) -> list[str]:
     return [sentence for start in starts for sentence in said[start : start + RUN]]
 
 
+def tried_on(own: Text) -> list[list[str]]:
+    """The tokens of the public sentences that faults are tried on."""
+    split = words.tokenizer(own.tokenizer)
+    return [split(sentence) for sentence in public_sentences(own, TRIED_RUNS)]
+
+
 def text_psi(own: Text) -> TextPsi:
     """What every unit sends; counted from what is usual in public text."""
     centres, scales = _typical(tuple(public_sentences(own)), own.tokenizer, own.known)

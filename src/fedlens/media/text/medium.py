@@ -13,11 +13,11 @@ from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import files, tensorfiles, trees
 from fedlens.core.trees import Tree
 from fedlens.ledger import Ledger, Spending
-from fedlens.media.protocol import Medium, Rule, Template, Values
+from fedlens.media.protocol import Medium, Rule, Template, Trained, Values
 from fedlens.media.protocol import Samples as AnySamples
-from fedlens.media.text import contrast, looks, wordings
+from fedlens.media.text import contrast, findings, looks, wordings
 from fedlens.media.text.faults import FAULTS
-from fedlens.media.text.looks import TextLook
+from fedlens.media.text.looks import TextLook, tried_on
 from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel, Texts
 from fedlens.media.text.settings import LOOK, NGRAM_NOISE_TO_SIGNAL, Text, looks_once, settled, text
 from fedlens.models import words
@@ -232,6 +232,21 @@ class TextMedium(Medium):
             if name not in ("primary", "glimpses", "coverage", "releases", "recipe")
         }
         return contrast.contrast(*map(_texts, groups), title=title, **own)
+
+    def looked(
+        self,
+        looks: Sequence[Trained],
+        *,
+        recipe: Settings | None,
+        title: str,
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+    ) -> Report | None:
+        taken = [look for look in looks if isinstance(look, TextLook)]
+        if not taken or len(taken) < len(looks):
+            return None
+        public = tried_on(text(recipe)) if recipe else ()
+        return findings.looked(*taken, title=title, public=public, warnings=warnings, provenance=provenance)
 
     def provenance(self, recipe: Settings) -> dict[str, str]:
         return {"vocabulary": text(recipe).known.provenance, "public by declaration": PUBLIC}
