@@ -16,7 +16,7 @@ from fedlens.privacy import Guarantee
 from fedlens.privacy.guarantee import UNVERIFIED
 from fedlens.report.report import Finding, Report
 from fedlens.report.values import printable
-from fedlens.runs.reporting import marked
+from fedlens.runs.reporting import marked, releases_in
 from fedlens.runs.vouching import Vouched, vouched
 
 
@@ -51,8 +51,10 @@ def compared(
     if looked := medium.looked(models, recipe=None, title=title):
         return marked(looked, voucher.statement, voucher.unverified)
     groups = [model.sampled(medium.drawn, 0) for model in models]
+    releases: Any = releases_in(medium, [left, right])
     report = medium.contrast(
         groups,
+        **({"releases": releases} if releases else {}),
         title=title,
         kinds=kinds,
         before=findings(before) if before else (),

@@ -177,6 +177,7 @@ def report_of(
     if baseline:
         before = baseline.sampled(count, recipe.seed)
         groups = [groups[0], dataclasses.replace(before, label=f"{before.label}, before")]
+    releases: Any = releases_in(medium, [folder / selection for selection in models])
     report = medium.contrast(
         groups,
         title=recipe.name,
@@ -185,8 +186,7 @@ def report_of(
         glimpses=glimpses,
         warnings=warnings,
         provenance=provenance,
-        releases=releases_in(medium, [folder / selection for selection in models]),
-        recipe=recipe,
+        **({"releases": releases, "recipe": recipe} if releases else {}),
     )
     return report if baseline else dataclasses.replace(report, guarantee=joint)
 
