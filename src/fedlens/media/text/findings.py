@@ -73,8 +73,10 @@ class Seen:
 
     @functools.cached_property
     def missed(self) -> tuple[TableRow, ...]:
-        """For each fault, the smallest share of everybody's sentences that is found with 95% power; by formula."""
-        return tuple(row for trace in self.traces for row in _missed(trace, self.comparison))
+        """For each fault that changes the public text at all, the smallest share of everybody's sentences that is found
+        with 95% power; by formula."""
+        moving = (trace for trace in self.traces if any(rows.any() for rows in trace.moves.values()))
+        return tuple(row for trace in moving for row in _missed(trace, self.comparison))
 
     @property
     def verdict(self) -> Verdict:
@@ -85,9 +87,11 @@ class Seen:
             return Verdict(kind=DIFFERENT, summary=f"p = {self.comparison.p:.2g}. {seen}. {self._guess}".strip())
         blind = [row["summary"] for row in self.missed if row["percent"] is None]
         if blind or not self.traces:
-            what = f"{len(blind)} of {len(self.missed)} faults would be missed in every sentence" if blind else ""
-            what = what or "no public text says what would be missed"
-            return Verdict(kind=INCONCLUSIVE, summary=f"{what}; {self._guess} More units or epsilon would settle it.")
+            what = "there is no public text that tells what would be missed"
+            if blind:
+                what = f"{len(blind)} of {len(self.missed)} faults would be missed even in every sentence"
+            settle = "It takes more units, or a larger epsilon."
+            return Verdict(kind=INCONCLUSIVE, summary=f"{what}. {self._guess} {settle}")
         worst = max(self.missed, key=lambda row: row["percent"])
         text = f"a fault in {worst['percent']:.2g}% of the sentences would have been found, whichever we know"
         return Verdict(kind=NOTHING, summary=f"{text} (the hardest: {worst['summary']})")
