@@ -6,25 +6,20 @@ of them, adds up what is sent, and adds noise as the plan of a real recipe says.
 
 import dataclasses
 import functools
-import json
+import itertools
 import math
-import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
 
-from fedlens.core import arrayfiles
 from fedlens.core.trees import Tree
-from fedlens.experiments.drawing import markdown
 from fedlens.media.images import families, tracing
 from fedlens.media.images.faults import FAULTS
 from fedlens.models.looks import explaining, two_sample
 from fedlens.models.looks.explaining import Explanation, Trace
 from fedlens.models.looks.fitting import Release
-from fedlens.models.looks.psi import BODY, Psi, centres_of
-from fedlens.models.looks.two_sample import Comparison
+from fedlens.models.looks.psi import BODY, Psi
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 SHOWN = 128  # of a user's images, as in a look
@@ -55,7 +50,8 @@ def _family(kind: str, *amount: float, name: str = "", within: float) -> Planted
 
 def _known(kind: str, family: str, *amount: float, within: float = 0.0) -> Planted:
     fault = FAULTS.known[kind]
-    labels = (lambda y: fault.labels(y, 10)) if fault.labels else None
+    relabel = fault.labels
+    labels = (lambda y: relabel(y, 10)) if relabel else None
     return Planted(name=kind, change=fault.change, labels=labels, kinds=(family,), amount=amount, within=within)
 
 
@@ -84,9 +80,7 @@ def vignetted(x: torch.Tensor) -> torch.Tensor:
 
 def smeared(x: torch.Tensor) -> torch.Tensor:
     """The camera moved sideways."""
-    return torch.nn.functional.avg_pool2d(
-        torch.nn.functional.pad(x, (3, 3, 0, 0), mode="replicate"), (1, 7), stride=1
-    )
+    return torch.nn.functional.avg_pool2d(torch.nn.functional.pad(x, (3, 3, 0, 0), mode="replicate"), (1, 7), stride=1)
 
 
 def interlaced(x: torch.Tensor) -> torch.Tensor:
@@ -199,7 +193,7 @@ class People:
         order = np.argsort(self.owners, kind="stable")
         starts = np.searchsorted(self.owners[order], np.arange(self.owners.max() + 2))
         places = np.full((len(starts) - 1, SHOWN), -1)
-        for user, (start, end) in enumerate(zip(starts, starts[1:], strict=False)):
+        for user, (start, end) in enumerate(itertools.pairwise(starts)):
             mine = order[start:end][:SHOWN]
             places[user, : len(mine)] = mine
         return places
@@ -277,7 +271,7 @@ def drawn(
     users = len(next(iter(clean.values())))
     order = rng.permutation(users)
     first, second = order[: users // 2], order[users // 2 :]
-    hit = int(round(share * len(first)))
+    hit = round(share * len(first))
     rows = {name: np.concatenate([faulty[name][first[:hit]], clean[name][first[hit:]]]) for name in clean}
     left = released(psi, rows, noise, rng)
     right = released(psi, {name: clean[name][second] for name in clean}, noise, rng)

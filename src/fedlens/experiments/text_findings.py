@@ -27,7 +27,7 @@ from fedlens.models import words
 from fedlens.models.looks.explaining import Trace, explained
 from fedlens.models.looks.sentences import text_sizes
 from fedlens.models.looks.texts import TextPsi, TextRelease
-from fedlens.models.looks.two_sample import Comparison, Directions, compared
+from fedlens.models.looks.two_sample import Directions, Tested, compared
 from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import TRAIN
 from fedlens.recipes.tables import Bug
@@ -368,7 +368,7 @@ def _table_of_alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
     return markdown(("groups without a fault", "epsilon", "said to differ", "named", "smallest p"), rows)
 
 
-def drawn(bench: Bench, cell: Cell, draw: int = 0) -> Comparison:
+def drawn(bench: Bench, cell: Cell, draw: int = 0) -> Tested:
     """One draw of a cell, to be put in words."""
     faulty, noise = bench.users.sent(cell.kind, cell.share), bench.noise(cell.epsilon, cell.design)
     return compared(*_pair(bench, faulty, noise, cell.design, draw), text_directions(bench.traces))

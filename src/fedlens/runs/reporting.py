@@ -20,7 +20,7 @@ from fedlens.core.trees import Tree
 from fedlens.ledger import Head, Ledger, Spending
 from fedlens.ledger.spending import charged_as
 from fedlens.media import opening
-from fedlens.media.protocol import Samples, Trained
+from fedlens.media.protocol import Medium, Samples, Trained
 from fedlens.models.classifier import Primary
 from fedlens.models.words import Vocabulary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
@@ -98,6 +98,12 @@ def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:
     """By selection; one of too few users has none."""
     paths = {selection: opening.result_in(folder / selection) for selection in recipe.selections}
     return {selection: opening.opened(path) for selection, path in paths.items() if path.exists()}
+
+
+def releases_in(medium: Medium, parts: Sequence[pathlib.Path]) -> tuple[Trained, ...]:
+    """What was kept of every group beside its model; nothing, where one has none."""
+    kept = tuple(medium.kept_in(part) for part in parts)
+    return tuple(one for one in kept if one) if all(kept) else ()
 
 
 def unconfirmed(book: Ledger, model: Trained, sha256: str, *, of_its_run: bool = False) -> str:
@@ -179,6 +185,8 @@ def report_of(
         glimpses=glimpses,
         warnings=warnings,
         provenance=provenance,
+        releases=releases_in(medium, [folder / selection for selection in models]),
+        recipe=recipe,
     )
     return report if baseline else dataclasses.replace(report, guarantee=joint)
 

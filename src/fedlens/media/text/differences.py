@@ -7,13 +7,13 @@ import numpy as np
 from fedlens.models.looks.psi import SIZE
 from fedlens.models.looks.sentences import HASHED, TEXT_BLOCKS, Number
 from fedlens.models.looks.texts import TextPsi
-from fedlens.models.looks.two_sample import Comparison, Difference
+from fedlens.models.looks.two_sample import Difference, Tested
 
 Z = 1.96  # standard errors of an interval: 95%
 TOLD = 3  # numbers of a block
 
 
-def in_words(psi: TextPsi, comparison: Comparison, difference: Difference) -> str:
+def in_words(psi: TextPsi, comparison: Tested, difference: Difference) -> str:
     """One block: its clearest numbers, each with its interval; the first group's first.
 
     Units that differ more than the radius are cut, so that the truth may differ by more, and not by less.
@@ -31,7 +31,7 @@ def in_words(psi: TextPsi, comparison: Comparison, difference: Difference) -> st
     return "; ".join(_number(psi, comparison, difference, int(at)) for at in told)
 
 
-def _number(psi: TextPsi, comparison: Comparison, difference: Difference, at: int) -> str:
+def _number(psi: TextPsi, comparison: Tested, difference: Difference, at: int) -> str:
     number = TEXT_BLOCKS[difference.name].numbers[at]
     unit, centre = psi.unit(difference.name)[at], psi.centre(difference.name)[at]
     levels = [centre + group.blocks[difference.name].mean[at] * unit for group in comparison.groups]
@@ -60,7 +60,7 @@ def _of_sizes(difference: Difference) -> str:
     return f"units that show {span} sentences: {abs(apart):.1f}% of all {more}, plus or minus {error:.1f}%"
 
 
-def all_in_words(psi: TextPsi, comparison: Comparison) -> Sequence[str]:
+def all_in_words(psi: TextPsi, comparison: Tested) -> Sequence[str]:
     """The blocks that differ, the clearest first."""
     return [
         in_words(psi, comparison, difference) for difference in comparison.differences if difference.adjusted <= 0.01

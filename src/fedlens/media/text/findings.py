@@ -13,9 +13,9 @@ from fedlens.media.text.differences import Z, in_words
 from fedlens.media.text.looks import TextLook
 from fedlens.media.text.samples import jointly
 from fedlens.media.text.tracing import WITHIN, percent, sizes_shown, text_directions, text_traces
-from fedlens.models.looks.explaining import Explanation, Fit, Trace, explained
+from fedlens.models.looks.explaining import Candidate, Explanation, Trace, explained
 from fedlens.models.looks.sentences import CLASSES, HASHED, TEXT_BLOCKS
-from fedlens.models.looks.two_sample import LEVEL, Comparison, Group, compared, power
+from fedlens.models.looks.two_sample import LEVEL, Group, Tested, compared, power
 from fedlens.models.words import Vocabulary
 from fedlens.report import comparison as groups_compared
 from fedlens.report.charts import Chart
@@ -42,7 +42,7 @@ class Seen:
     """Two looks, and what explains their difference."""
 
     looks: tuple[TextLook, TextLook]
-    comparison: Comparison
+    comparison: Tested
     traces: tuple[Trace, ...]
 
     @classmethod
@@ -61,7 +61,7 @@ class Seen:
         return explained(self.comparison, self.traces)
 
     @property
-    def named(self) -> Fit | None:
+    def named(self) -> Candidate | None:
         """Only where the groups differ at all."""
         return self.explanation.named if self.comparison.differ else None
 
@@ -104,7 +104,7 @@ class Seen:
         following = f", next {others[0].weight:.0%}" if others else ""
         return f"Not claimed: {best.summary}, {best.weight:.0%}{following}."
 
-    def in_group(self, fit: Fit) -> str:
+    def in_group(self, fit: Candidate) -> str:
         return f"{fit.summary}, of {self.looks[0 if fit.share > 0 else 1].label}"
 
     @property
@@ -146,12 +146,12 @@ def looked(
     return dataclasses.replace(report, verdict=seen.verdict, coverage=seen.missed) if seen else report
 
 
-def _interval(fit: Fit) -> str:
+def _interval(fit: Candidate) -> str:
     low, high = (end[3] for end in fit.interval)
     return f"{percent(low)} to {percent(high)} of all sentences; explains {fit.explains:.0%} of the difference"
 
 
-def _missed(trace: Trace, comparison: Comparison) -> list[TableRow]:
+def _missed(trace: Trace, comparison: Tested) -> list[TableRow]:
     rows = []
     for strength in dict.fromkeys(amount[0] for amount in trace.amounts):
         every = [at for at, amount in enumerate(trace.amounts) if amount[0] == strength and amount[2] == 1.0]
@@ -162,7 +162,7 @@ def _missed(trace: Trace, comparison: Comparison) -> list[TableRow]:
     return rows
 
 
-def _least(trace: Trace, every: Sequence[int], comparison: Comparison) -> int | None:
+def _least(trace: Trace, every: Sequence[int], comparison: Tested) -> int | None:
     """The first that is found; power grows with the share."""
     low, high = 0, len(every)
     while low < high:

@@ -228,7 +228,11 @@ class TextMedium(Medium):
         return pathlib.Path(folder) / "model.safetensors" if folder else None
 
     def contrast(self, groups: Sequence[AnySamples], *, title: str, **about: Any) -> Report:
-        own = {name: value for name, value in about.items() if name not in ("primary", "glimpses", "coverage")}
+        own = {
+            name: value
+            for name, value in about.items()
+            if name not in ("primary", "glimpses", "coverage", "releases", "recipe")
+        }
         return contrast.contrast(*map(_texts, groups), title=title, **own)
 
     def looked(

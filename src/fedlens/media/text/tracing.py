@@ -11,7 +11,7 @@ from fedlens.models.looks.explaining import Trace
 from fedlens.models.looks.psi import SIZE, SIZES
 from fedlens.models.looks.sentences import as_symbols, numbers_of, text_sizes
 from fedlens.models.looks.texts import TextPsi
-from fedlens.models.looks.two_sample import Comparison, Directions
+from fedlens.models.looks.two_sample import Directions, Tested
 from fedlens.models.words import Vocabulary
 
 # A fault hits a share of everybody's sentences, or all sentences of a share of the units.
@@ -128,7 +128,7 @@ def _shown(trace: Trace) -> list[int]:
     return [min(some, key=lambda pair: abs(pair[1][1] - SHOWN))[0] for _, some in by_strength]
 
 
-def sizes_shown(comparison: Comparison) -> dict[int, float]:
+def sizes_shown(comparison: Tested) -> dict[int, float]:
     """How many sentences units show, as the looks say, and how many do; 16 where they say nothing but noise."""
     mean = sum(group.blocks[SIZE].mean for group in comparison.groups) / 2
     told = np.where(mean > max(2 * comparison.noise(SIZE), _RARE), mean, 0.0)

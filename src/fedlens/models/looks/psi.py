@@ -27,8 +27,9 @@ TOGETHER = 512  # of a unit's images, in a body: each is as many numbers as all 
 class Psi:
     """`body` is what generators are fitted to; `readable` the share of the squared norm that people read from.
 
-    What people read is counted from `centres`, means of public images or of drawn shapes, and cut to a `radius`
-    around them: units are far more like each other than their norm says, and noise grows with what they may differ.
+    What people read is counted from the means of drawn shapes, and cut to a `radius` around them: units are far more
+    like each other than their norm says, and noise grows with what they may differ. Units beyond it keep the direction
+    in which they lie: a smaller radius shows smaller differences, and tells less about how large they are.
 
     A unit's body has no norm that is known beforehand: one with many images of many classes has a small one. So the
     bodies of units that hold several images are brought to the same norm, as are their histograms of labels, and no
@@ -43,7 +44,6 @@ class Psi:
     examples: int = 128  # of a unit's images, that are shown, at most
     readable: float = 0.1
     radius: float = 0.5  # of each readable block around its centre; no block of an image is longer than 1
-    centres: tuple[float, ...] = ()  # of all readable blocks, one after the other; by default those of drawn shapes
 
     def __post_init__(self) -> None:
         if not 0 <= self.readable <= MOST_READABLE:
@@ -53,8 +53,6 @@ class Psi:
         if self.judged and not self.classes:
             raise ValueError("Expected classes to count predictions by.")
         check_sizes(classes=self.classes + 1, examples=self.examples)
-        if self.centres and len(self.centres) != sum(sizes(self.body.side, self.body.channels).values()):
-            raise ValueError("Expected centres of all readable blocks.")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -93,8 +91,8 @@ class Psi:
         within: torch.Tensor = apart / apart.norm(dim=-1, keepdim=True).clamp(min=1.0)
         return within
 
-    def _centre(self, name: str, device: str) -> torch.Tensor:
-        centre: torch.Tensor = _centres(self.body.side, self.body.channels, self.centres, device)[name]
+    def _centre(self, name: str, device: str = "cpu") -> torch.Tensor:
+        centre: torch.Tensor = centres(self.body.side, self.body.channels, device)[name]
         return centre
 
     def _body(self, kinds: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -133,7 +131,7 @@ class Psi:
     @property
     def meaning(self) -> tuple[object, ...]:
         form = self.body.side, self.body.channels
-        return *form, self.classes, self.judged, self.several, bool(self.readable), self.radius, self.centres
+        return *form, self.classes, self.judged, self.several, bool(self.readable), self.radius
 
     def kinds(self, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """[classes, n]: the shares, sorted by class; a label that is none of the classes counts for none."""
@@ -141,18 +139,13 @@ class Psi:
 
 
 @functools.lru_cache(maxsize=8)
-def _centres(side: int, channels: int, given: tuple[float, ...], device: str) -> dict[str, torch.Tensor]:
-    numbers = torch.tensor(given or centres_of(drawn(_DRAWN, side, channels)), device=device)
-    each = sizes(side, channels)
-    return dict(zip(each, numbers.split(list(each.values())), strict=True))
-
-
-def centres_of(images: torch.Tensor) -> tuple[float, ...]:
-    """Of public images in [-1, 1]: the mean of each readable block, one after the other."""
-    means = [
-        torch.cat([block(part) for part in images.split(TOGETHER)]).double().mean(0) for block in READABLE.values()
-    ]
-    return tuple(round(float(number), 6) for number in torch.cat(means))
+def centres(side: int, channels: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """By the readable block: its mean over drawn shapes."""
+    images = drawn(_DRAWN, side, channels)
+    return {
+        name: torch.cat([block(part) for part in images.split(TOGETHER)]).double().mean(0).float().to(device)
+        for name, block in READABLE.items()
+    }
 
 
 def _even(block: torch.Tensor) -> torch.Tensor:
