@@ -287,9 +287,6 @@ def test_what_is_lost_is_told_in_words(psi, crowd):
     text = differences.in_words(psi, comparison, comparison.named("digits"))
     assert text.startswith("sentences with a digit: ")
     assert "fewer, plus or minus" in text
-    assert differences.all_in_words(psi, comparison)[0] == differences.in_words(
-        psi, comparison, comparison.differences[0]
-    )
 
 
 def test_every_block_has_words(psi, crowd):
@@ -563,7 +560,7 @@ def test_where_nothing_differs_a_report_says_what_would_have_been_missed(psi, cr
     again = dataclasses.replace(quiet, label="again")
     report = findings.looked(quiet, again, title="same", public=PUBLIC)
     assert report.verdict.kind == report_module.NOTHING
-    assert "would have been found" in report.verdict.summary
+    assert "half of the kinds of faults would have been found in " in report.verdict.summary
     percents = {row["kind"]: row["percent"] for row in report.coverage}
     assert "mojibake" not in percents  # on ASCII it changes nothing
     assert all(0 < percent <= 100 for percent in percents.values())
