@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.core import arrayfiles
 from fedlens.data.population import Population
 from fedlens.experiments.drawing import markdown
 from fedlens.experiments.unlisted import UNLISTED
@@ -134,7 +135,7 @@ class Users:
             path.parent.mkdir(parents=True, exist_ok=True)
             sums = self._sums + (self._moved(kind, share) if kind else 0.0)
             _save(path, self._bounded(sums))
-        held: np.ndarray = np.load(path, allow_pickle=False)
+        held: np.ndarray = arrayfiles.mapped(path)
         return held
 
     @functools.cached_property
@@ -145,7 +146,7 @@ class Users:
             every = [(unit, self._rows(unit)) for unit in range(len(self.population))]
             parts = (every[at : at + _TOGETHER] for at in range(0, len(every), _TOGETHER))
             _save(path, np.concatenate([self._added(part, None) for part in parts]))
-        held: np.ndarray = np.load(path, allow_pickle=False)
+        held: np.ndarray = arrayfiles.mapped(path)
         return held
 
     def _rows(self, unit: int) -> np.ndarray:
