@@ -38,7 +38,8 @@ class Judged:
     @property
     def verdict(self) -> Verdict:
         if best := self.named:
-            return Verdict(kind=FOUND, summary=self.tells(best))
+            summary = f"{self.tells(best)}; explains {best.explains:.0%} of the difference"
+            return Verdict(kind=FOUND, summary=summary)
         if self.tested.differ:
             return Verdict(kind=DIFFERENT, summary=f"{self._seen}. {self._guess}")
         blind = [row for row in self.missed if row["percent"] is None]
@@ -93,7 +94,8 @@ class Judged:
         if not self.tested.differ:
             return ()
         best = self.named
-        summary = f"{self.tells(best)}: {self._seen}" if best else f"{self.labels[0]} differs: {self._seen}"
+        seen = self.sentences[0] if self.sentences else self._seen
+        summary = f"{self.tells(best)}; {seen}" if best else f"{self.labels[0]} differs: {seen}"
         score = best.explains if best else 1 - self.tested.p
         kind, severity = (best.kind, "high") if best else (KIND, "medium")
         return (Finding(kind=kind, summary=summary, score=round(score, 4), severity=severity),)

@@ -83,8 +83,8 @@ def in_words(psi: Psi, tested: Tested, name: str) -> str:
     told = [one for one in read(psi, tested, name)[:TOLD] if one.clear > CLEAR]
     row = tested.named(name)
     if not told:
-        size, error = row.size, Z * row.error
-        return f"{name}: as a whole, by {size:.2f} plus or minus {error:.2f} of what a unit may differ"
+        size = f", by {row.size:.2f} of what a unit may differ" if row.size else ""
+        return f"{name}: no number by itself; as a whole{size}"
     return f"{name}: {'; '.join(one.words for one in told)}{' at least' if cut(psi, tested, name) else ''}"
 
 

@@ -151,18 +151,34 @@ class Telling(_OfPictures):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Explanations(Exhibit):
-    """Which faults were fitted to a difference, the likeliest first."""
-
-    key = "explanations"
+class _OfRows(Exhibit):
     rows: tuple[TableRow, ...]
-
-    @property
-    def piece(self) -> Piece:
-        return Piece.of_package(__package__, template="explanations.html")
 
     def content(self) -> list[TableRow]:
         return list(self.rows)
+
+
+class Differences(_OfRows):
+    """What two looks differ by, block by block, in words."""
+
+    key = "differences"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="differences.html", style="fits.css")
+
+    def lines(self) -> list[str]:
+        return [f"{'differs' if row['differs'] else 'alike'}: {row['words']} (p = {row['p']:g})" for row in self.rows]
+
+
+class Explanations(_OfRows):
+    """Which faults were fitted to a difference, the likeliest first."""
+
+    key = "explanations"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="explanations.html", style="fits.css")
 
 
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:

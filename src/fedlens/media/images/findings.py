@@ -22,7 +22,7 @@ from fedlens.models.classifier import Primary
 from fedlens.models.looks import explaining, resembling
 from fedlens.models.looks.explaining import Candidate, Explanation, Trace
 from fedlens.models.looks.psi import SIZE, Psi
-from fedlens.models.looks.two_sample import Group, Tested, two_groups
+from fedlens.models.looks.two_sample import LEVEL, Group, Tested, two_groups
 from fedlens.report import comparison
 from fedlens.report.charts import Chart
 from fedlens.report.comparison import by_place
@@ -91,17 +91,21 @@ class Seen:
         )
 
     def tells(self, candidate: Candidate) -> str:
-        """ "turned by 29 degrees (25 to 33), on 48% (40% to 56%) of the units of low"."""
+        """ "turned by 29 degrees (25 to 33), on 48% of the units of low (40% to 56%)" """
+        return f"{self.fault(candidate)}, on {self.share(candidate)}"
+
+    def fault(self, candidate: Candidate) -> str:
         trace = next((trace for trace in self.traces if trace.kind == candidate.kind), None)
-        between = ""
-        if trace and trace.ordered and candidate.interval[0] != candidate.interval[1]:
-            low, high = (trace.figure(end[0]) for end in candidate.interval)
-            between = f" ({low} to {high})"
-        low_share, high_share = sorted(map(abs, candidate.share_interval))
+        if not trace or not trace.ordered or candidate.interval[0] == candidate.interval[1]:
+            return candidate.summary
+        low, high = (trace.figure(end[0]) for end in candidate.interval)
+        return f"{candidate.summary} ({low} to {high})"
+
+    def share(self, candidate: Candidate) -> str:
+        """Of the units of the group that is hit more, beyond those of the other."""
+        low, high = sorted(map(abs, candidate.share_interval))
         where = self.looks[0 if candidate.share > 0 else 1].label
-        share = f"on {abs(candidate.share):.0%} of the units of {where}, {low_share:.0%} to {high_share:.0%}"
-        more = "" if abs(candidate.share) > 0.97 else ", more than of the others"
-        return f"looks like {candidate.summary}{between}, {share}{more}; explains {candidate.explains:.0%}"
+        return f"{abs(candidate.share):.0%} of the units of {where} ({low:.0%} to {high:.0%})"
 
 
 def _together(psi: Psi, groups: Sequence[Group]) -> int:
@@ -150,7 +154,7 @@ def report_of(
         missed=tuple,
         failures=(),
         exhibits=_exhibits(both, samples, primary),
-        numbers=_numbers(both),
+        numbers=(),
         charts=_charts(both),
         warnings=(*warnings, *_warnings(both, kinds)),
         **about,
@@ -169,14 +173,19 @@ def _warnings(both: Seen, kinds: Sequence[str]) -> list[str]:
     ]
 
 
-def _numbers(both: Seen) -> list[TableRow]:
-    """The clearest of every block, whether it differs or not."""
-    rows = []
-    for row in both.tested.differences:
-        best = differences.read(both.psi, both.tested, row.name)[0]
-        note = f"{best.words}; p = {row.adjusted:.2g}, adjusted for {both.tested.rows} rows"
-        rows.append(comparison.number(row.name, note, best.levels, digits=4))
-    return rows
+def _blocks(both: Seen) -> tuple[TableRow, ...]:
+    """Every block with the clearest that can be read off it, whether it differs or not; the clearest block first."""
+    return tuple(
+        {
+            "block": row.name,
+            "words": differences.in_words(both.psi, both.tested, row.name),
+            "p": float(f"{row.adjusted:.3g}"),
+            "differs": row.adjusted <= LEVEL,
+            "size": round(row.size, 4),
+            "error": round(row.error, 4),
+        }
+        for row in both.tested.differences
+    )
 
 
 def _charts(both: Seen) -> tuple[Chart, ...]:
@@ -217,10 +226,11 @@ def _exhibits(both: Seen, samples: Sequence[Samples], primary: Primary | None) -
         for picture, label, name in zip(pictures, labels, ("left", "right", "difference"), strict=True)
     )
     return [
-        *exhibits.exhibited(exhibits.drawn_by(samples, asked), ()),
+        exhibits.Differences(rows=_blocks(both)),
         exhibits.Released(pictures=means),
-        exhibits.Telling(pictures=_telling(both, samples)),
         exhibits.Explanations(rows=_ranking(both)),
+        *exhibits.exhibited(exhibits.drawn_by(samples, asked), ()),
+        exhibits.Telling(pictures=_telling(both, samples)),
     ]
 
 
@@ -244,7 +254,8 @@ def _ranking(both: Seen) -> tuple[TableRow, ...]:
     return tuple(
         {
             "kind": one.kind,
-            "summary": both.tells(one),
+            "summary": both.fault(one),
+            "units": both.share(one),
             "weight": round(one.weight, 4),
             "share": round(one.share, 3),
             "amount": list(one.amount),

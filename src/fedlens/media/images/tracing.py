@@ -158,8 +158,11 @@ def _swap_words(amount: Amount) -> str:
 
 
 def directions(tried: Sequence[Trace]) -> Directions:
-    """All moves, as rows: where a difference is looked for."""
-    blocks = tried[0].moves if tried else {}
-    rows = {name: np.concatenate([trace.moves[name] for trace in tried]) for name in blocks}
+    """All moves, as rows: where a difference is looked for. Of a block that a fault says nothing about, none."""
+    sizes = {name: rows.shape[1] for trace in tried for name, rows in trace.moves.items()}
+    rows = {
+        name: np.concatenate([trace.moves.get(name, np.zeros((len(trace.amounts), size))) for trace in tried])
+        for name, size in sizes.items()
+    }
     moves = np.any([np.any(block != 0, axis=1) for block in rows.values()], axis=0) if rows else np.zeros(0, bool)
     return {name: block[moves] for name, block in rows.items()}
