@@ -35,7 +35,7 @@ def _number(psi: TextPsi, comparison: Tested, difference: Difference, at: int) -
     apart, error = difference.numbers[at] * unit, Z * difference.error * unit
     more = "more" if apart > 0 else "fewer" if number.suffix else "less"
     one, other = (f"{_figure(max(0.0, level), number)}" for level in levels)
-    by, give = (_figure(one, number).removesuffix("%") for one in (abs(apart), error))
+    by, give = (_figure(value, number).removesuffix("%") for value in (abs(apart), error))
     points = " points" if number.suffix else ""
     return f"{number.says}: {one} instead of {other}, {by}{points} {more}, plus or minus {give}"
 
