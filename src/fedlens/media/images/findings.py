@@ -62,8 +62,8 @@ class Seen:
     def tested(self) -> Tested:
         there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
         views = {name: rows for name, rows in self.psi.views.items() if name in there}
-        found = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
-        return two_groups(self.groups, views, found)
+        along = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
+        return two_groups(self.groups, views, along)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
@@ -193,12 +193,12 @@ def _charts(both: Seen) -> tuple[Chart, ...]:
 
 
 def _chart(both: Seen, name: str, lead: str) -> Chart:
-    told = differences.numbers(both.psi, name)
+    lines = differences.numbers(both.psi, name)
     values, bands = [], []
     for group in both.groups:
         block = group.blocks[name]
-        levels = np.array([one.start + one.weights @ block.mean for one in told])
-        reach = np.array([np.linalg.norm(one.weights) for one in told]) * float(
+        levels = np.array([one.start + one.weights @ block.mean for one in lines])
+        reach = np.array([np.linalg.norm(one.weights) for one in lines]) * float(
             np.hypot(block.noise, block.spread**0.5)
         )
         shown = levels.clip(0, 1)
@@ -209,7 +209,7 @@ def _chart(both: Seen, name: str, lead: str) -> Chart:
         title=name.capitalize(),
         lead=f"{lead} Bands are 95% intervals, for noise and for who the units are.",
         axis=name,
-        categories=tuple(str(at + 1) for at in range(len(told))),
+        categories=tuple(str(at + 1) for at in range(len(lines))),
         bands=tuple(bands),
         **by_place(values),
     )
@@ -237,7 +237,7 @@ def answers(both: Seen) -> list[Any]:
     )
     return [
         exhibits.Differences(rows=_blocks(both)),
-        exhibits.Released(pictures=means),
+        exhibits.MeansApart(pictures=means),
         exhibits.Explanations(rows=_ranking(both)),
     ]
 

@@ -41,8 +41,8 @@ from fedlens.report.report import Report
 
 T6 = "T6"  # what do private users have that public data lack?
 OTHERWISE = (
-    "the two looks count other things, or in other units: the groups are compared by samples of what was fitted to them;"
-    " looks with the same settings of [look] can be tested against each other"
+    "the two looks count other things, or in other units: the groups are compared by samples of what was fitted to"
+    " them; looks with the same settings of [look] can be tested against each other"
 )
 SHEET = 256  # images on one sheet, to look at
 
