@@ -7,8 +7,10 @@ drawn is less varied than what it was learnt from.
 """
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,18 +38,30 @@ def null(
     medium: Medium,
     pairs: int,
     *,
+    say: Callable[[str], None] = lambda line: None,
+    **how: Any,
+) -> Null:
+    """Of two model folders, with their models; `how` as for `distances`."""
+    found = []
+    for distance in itertools.islice(distances(folders, models, medium, **how), pairs):
+        found.append(distance)
+        say(f"null: {len(found)} of {pairs} pairs of models, distance {distance:.3g}")
+    return Null(distances=tuple(found))
+
+
+def distances(
+    folders: Sequence[pathlib.Path],
+    models: Sequence[Trained],
+    medium: Medium,
+    *,
     kinds: Sequence[str] = (),
     device: str = "cpu",
-    say: Callable[[str], None] = lambda line: None,
-) -> Null:
-    """Of two model folders, with their models. Each pair has seeds and noise of its own."""
+) -> Iterator[float]:
+    """One pair after the other, each with seeds and noise of its own; they do not end."""
     recipes = [_recipe(folder, model) for folder, model in zip(folders, models, strict=True)]
-    distances = []
-    for pair in range(pairs):
-        drawn = [_drawn(recipe, models, medium, 1 + pair, device, at) for at, recipe in enumerate(recipes)]
-        distances.append(_distance(drawn, medium, kinds))
-        say(f"null: {pair + 1} of {pairs} pairs of models, distance {distances[-1]:.3g}")
-    return Null(distances=tuple(distances))
+    for number in itertools.count(1):
+        drawn = [_drawn(recipe, models, medium, number, device, place) for place, recipe in enumerate(recipes)]
+        yield _distance(drawn, medium, kinds)
 
 
 def _recipe(folder: pathlib.Path, model: Trained) -> Recipe:

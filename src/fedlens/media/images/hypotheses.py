@@ -24,7 +24,7 @@ NAMED = 0.25
 SPECKLE = 0.5  # for additive noise: private models differ by how much of it they draw, without any bug
 # The healthy group as a mixture of the suspicious one and of what undoes a fault there: chosen on models of digits and
 # clothes, reduced to 8 x 8 (docs/results/images.md).
-UNDONE = 0.5  # share of the difference that it must explain
+UNDONE = 2 / 3  # share of the difference that it must explain: it leaves half of that at most
 APART = 2.0  # and so many times as much as any other fault that is undone: what merely blurs serves as well
 SHARES = tuple(share / 20 for share in range(1, 21))
 COARSE = 7  # places a side
