@@ -111,7 +111,7 @@ def test_a_fault_that_leaves_much_is_not_named():
     left, right = test_contrast.framed(letters(300, 0)), letters(300, 1)
     first = hypotheses.ranked(left, right)[0]
     assert first["kind"] == "inverted"
-    assert hypotheses.NAMED <= first["score"] < comparison.EVEN
+    assert hypotheses.NAMED <= first["score"] < comparison.MOST
     report = contrast(*pair(left, right))
     assert report.findings == ()
     assert not any(row["named"] for row in report.hypotheses)

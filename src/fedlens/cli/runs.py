@@ -224,8 +224,8 @@ def report(
         listed = [f"[{finding.severity}] {printable(finding.summary)}" for finding in comparing.findings(folder)]
         answer, headline = comparing.confirmed(folder, ledger)
         said = [printable(first)] if (first := comparing.verdict(answer)) else []
-        told = [*said, *listed] or ["No finding."]
-        say(answer, "\n".join([*told, headline, str(folder / "report.html")]), as_json)
+        lines = [*said, *listed] or ["No finding."]
+        say(answer, "\n".join([*lines, headline, str(folder / "report.html")]), as_json)
         return
     made = comparing.alone(folder, ledger)
     comparing.saved(made, folder)

@@ -19,7 +19,7 @@ PLACES = ("left", "right")  # what report.json calls the suspicious group and th
 CLEAR = 0.7  # share of the difference: a fault that explains more of it is beyond doubt
 LEVEL = 0.05  # so many pairs of models of the same data are said to differ, by their null
 FEWEST = 19  # pairs of a null: with fewer, no distance is beyond it at this level
-EVEN = 0.5  # share of the difference: a fault that explains it leaves no more than that
+MOST = 0.8  # share of the difference: a fault that explains it leaves a quarter of that at most
 CLOSE = 0.75  # of the share that naming takes: who comes as close is not ruled out
 ENOUGH = "more users or a larger epsilon would settle it"
 Value = TypeVar("Value")
@@ -105,10 +105,10 @@ def small(rest: float, score: float, null: Null | None, scale: float = 0.0) -> b
 
     For want of a null it is held against a scale of the samples themselves.
 
-    >>> small(0.3, 0.7, None), small(0.7, 0.3, None), small(0.7, 0.3, None, scale=1.0)
+    >>> small(0.1, 0.9, None), small(0.7, 0.3, None), small(0.7, 0.3, None, scale=1.0)
     (True, False, True)
     """
-    if score >= EVEN:
+    if score >= MOST:
         return True
     return null.p_value(rest) > LEVEL if null is not None else rest <= scale
 
@@ -121,14 +121,17 @@ def _verdict(report: Report, failures: Sequence[str], null: Null | None, alike: 
         best = next(row for row in rows if row["named"])
         where = " in both groups, in one more than in the other" if "undone" in best else ""
         return Verdict(kind=FOUND, summary=f"{best['summary']}{where}, {best['score']:.0%} of the difference")
-    left = "" if leaves is None else f"the closest explanation leaves {leaves:.0%} of the difference"
+    left = (
+        ""
+        if leaves is None
+        else f"the fault that comes closest leaves {leaves:.0%} of the difference, too much to be the cause alone"
+    )
     if null is not None:
         return _by_null(report, null, guess, left)
     if alike:
         return Verdict(kind=NOTHING, summary=_sentences("chance alone parts such samples as far", report.missed))
     if left:
-        why = "they differ by more than models of the same data were seen to"
-        return Verdict(kind=DIFFERENT, summary=_sentences(why, left, guess))
+        return Verdict(kind=DIFFERENT, summary=_sentences(left, guess))
     why = "the samples differ, as those of any two models do, and no known fault can be named"
     settled = f"fedlens compare --null {FEWEST} tells whether models of the same data are as far apart"
     return Verdict(kind=INCONCLUSIVE, summary=_sentences(why, guess, settled))

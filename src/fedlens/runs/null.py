@@ -42,11 +42,11 @@ def null(
     **how: Any,
 ) -> Null:
     """Of two model folders, with their models; `how` as for `distances`."""
-    found = []
+    far: list[float] = []
     for distance in itertools.islice(distances(folders, models, medium, **how), pairs):
-        found.append(distance)
-        say(f"null: {len(found)} of {pairs} pairs of models, distance {distance:.3g}")
-    return Null(distances=tuple(found))
+        far.append(distance)
+        say(f"null: {len(far)} of {pairs} pairs of models, distance {distance:.3g}")
+    return Null(distances=tuple(far))
 
 
 def distances(

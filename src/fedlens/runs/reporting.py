@@ -28,7 +28,7 @@ from fedlens.privacy.guarantee import UNVERIFIED
 from fedlens.recipes.recipe import Recipe, to_toml
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 from fedlens.recipes.tables import Quantile
-from fedlens.report.report import Report
+from fedlens.report.report import INCONCLUSIVE, Report, Verdict
 from fedlens.version import __version__
 
 
@@ -176,6 +176,10 @@ def report_of(
         warnings=warnings,
         provenance=provenance,
     )
+    if len(groups) < len(recipe.selections):
+        lacking = ", ".join(name for name in recipe.selections if name not in models)
+        nobody = f"no model of {lacking}: too few {recipe.privacy.unit}s, by a noisy count; more would settle it"
+        report = dataclasses.replace(report, verdict=Verdict(kind=INCONCLUSIVE, summary=nobody))
     return report if baseline else dataclasses.replace(report, guarantee=joint)
 
 

@@ -123,18 +123,18 @@ def _leaves(rows: Sequence[TableRow], images: Sequence[torch.Tensor], null: Null
     if best is None:
         return None
     nothing = next(row["distance"] for row in rows if row["kind"] == ranking.NONE)
-    rest, varies = hypotheses.left_over(best["kind"], images[0], images[1])
-    return None if comparison.small(rest, best["score"], null, varies) else min(1.0, rest / nothing)
+    rest, most = hypotheses.left_over(best["kind"], images[0], images[1])
+    return None if comparison.small(rest, best["score"], null, most) else min(1.0, rest / nothing)
 
 
 def _with_undone(
     rows: tuple[TableRow, ...], images: Sequence[torch.Tensor], kinds: Sequence[str]
 ) -> tuple[TableRow, ...]:
     """The same rows; where one stands out that both groups hold, the one more than the other, it is named."""
-    found = hypotheses.undone(images[0], images[1], kinds)
-    if found is None:
+    shared = hypotheses.undone(images[0], images[1], kinds)
+    if shared is None:
         return rows
-    return (found | {"named": True}, *(row for row in rows if row["kind"] != found["kind"]))
+    return (shared | {"named": True}, *(row for row in rows if row["kind"] != shared["kind"]))
 
 
 def _findings(groups: Sequence[Samples], rows: Sequence[TableRow], numbers: Sequence[TableRow]) -> tuple[Finding, ...]:

@@ -24,8 +24,10 @@ NAMED = 0.25
 SPECKLE = 0.5  # for additive noise: private models differ by how much of it they draw, without any bug
 # The healthy group as a mixture of the suspicious one and of what undoes a fault there: chosen on models of digits and
 # clothes, reduced to 8 x 8 (docs/results/images.md).
-UNDONE = 2 / 3  # share of the difference that it must explain: it leaves half of that at most
+UNDONE = 0.8  # share of the difference that it must explain
 APART = 2.0  # and so many times as much as any other fault that is undone: what merely blurs serves as well
+# What a fault may leave of a distance, in distances between two samples of one group: chosen on the same.
+LEFT = 0.5
 SHARES = tuple(share / 20 for share in range(1, 21))
 COARSE = 7  # places a side
 
@@ -83,13 +85,13 @@ def least(kind: str) -> float:
 def left_over(kind: str, left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
     """How far the suspicious group stays from the best mixture of the healthy one with what a fault makes of it.
 
-    And, to hold it against, how far apart two samples of one group are.
+    And how far that may be, for want of a null.
     """
     changed = _changed(FAULTS.named(kind), right)
     seen = _seen(left), _seen(right)
     varies = [math.log(max(math.sqrt(a.within * b.within), 1e-9)) for a, b in zip(*seen, strict=True)]
     rest = math.inf if changed is None else _explained(seen[0], seen[1], _seen(changed))[1]
-    return rest, math.exp(sum(varies) / len(varies))
+    return rest, LEFT * math.exp(sum(varies) / len(varies))
 
 
 def undone(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(FAULTS.known)) -> TableRow | None:

@@ -53,10 +53,8 @@ def contrast(
     diverged = any(map(_diverged, groups))
     shapes = None if right is None or diverged else hypotheses.Comparison.of(left, right, (*FAULTS.known, *kinds))
     rows = ranking.named_where(shapes.ranked(), lambda _: not failures) if shapes else ()
-    best = next((row for row in rows if row["named"]), None)
-    too_much = best is not None and not comparison.small(best["distance"], best["score"], null)
-    leaves = 1 - best["score"] if best and too_much else None
-    if too_much:
+    leaves = _leaves(rows, null)
+    if leaves is not None:
         rows = ranking.named_where(rows, lambda _: False)
     words = wordings.table(groups, SHOWN_WORDS) if left.kind == "spelling" else []
     shown: Exhibit = Words.of(groups, words) if left.kind == "spelling" else Sentences.of(groups)
@@ -80,6 +78,15 @@ def contrast(
 
 
 # What explains it
+
+
+def _leaves(rows: Sequence[TableRow], null: Null | None) -> float | None:
+    """Which share of the difference the fault that would be named leaves, if that is too much: most of it."""
+    best = next((row for row in rows if row["named"]), None)
+    if best is None:
+        return None
+    nothing = next(row["distance"] for row in rows if row["kind"] == ranking.NONE)
+    return None if comparison.small(best["distance"], best["score"], null, nothing / 2) else 1 - best["score"]
 
 
 def _finding(
