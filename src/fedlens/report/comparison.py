@@ -94,7 +94,9 @@ def compared(
     )
     if len(groups) < 2:
         return report
-    return dataclasses.replace(report, verdict=_verdict(report, failures, null, alike, leaves))
+    verdict = _verdict(report, failures, null, alike, leaves)
+    coverage = () if verdict.kind == DIFFERENT else report.coverage  # nothing was missed
+    return dataclasses.replace(report, verdict=verdict, coverage=coverage)
 
 
 # The verdict on two groups
@@ -116,7 +118,7 @@ def small(rest: float, score: float, null: Null | None, scale: float = 0.0) -> b
 def _verdict(report: Report, failures: Sequence[str], null: Null | None, alike: bool, leaves: float | None) -> Verdict:
     rows, guess = report.hypotheses, guessed(report.hypotheses)
     if failures:
-        return Verdict(kind=INCONCLUSIVE, summary=_sentences(*failures, guess, ENOUGH))
+        return Verdict(kind=INCONCLUSIVE, summary=_sentences(failures[0], guess, ENOUGH))  # the others are warnings
     if report.findings:
         best = next(row for row in rows if row["named"])
         where = " in both groups, in one more than in the other" if "undone" in best else ""
