@@ -42,9 +42,9 @@ def texture(images: torch.Tensor) -> torch.Tensor:
 
 def intensity(images: torch.Tensor) -> torch.Tensor:
     """How often each level occurs in each channel, and how channels go together: inversion, exposure, swaps."""
-    level = ((images + 1) * (_LEVELS / 2)).floor().clamp(0, _LEVELS - 1)
-    numbers = torch.arange(_LEVELS, device=images.device)
-    shares = torch.stack([(level == number).float().mean((2, 3)) for number in numbers], 2).flatten(1)
+    level = ((images + 1) * (_LEVELS / 2)).long().clamp(0, _LEVELS - 1).flatten(2)
+    none = images.new_zeros(*images.shape[:2], _LEVELS)
+    shares = none.scatter_add(2, level, torch.ones_like(level, dtype=images.dtype)).flatten(1) / level.shape[2]
     channels = images.shape[1]
     if channels == 1:
         return shares
