@@ -74,7 +74,7 @@ def test_what_diverged_makes_no_guess():
 def test_a_difference_beyond_the_null_is_different_and_within_it_nothing():
     kind, told = verdict(moved(0), letters(300, 1), null=NEAR)
     assert kind == DIFFERENT
-    assert f"0 of {FEWEST} pairs of models of the same data are as far apart (p = 0.05)" in told
+    assert f"0 of {FEWEST} pairs of models of the same data are 67% as far apart, or farther" in told
     kind, told = verdict(moved(0), letters(300, 1), null=FAR)
     assert kind == NOTHING
     assert f"{FEWEST} of {FEWEST} pairs" in told
@@ -210,8 +210,9 @@ def test_a_null_of_few_pairs_is_refused_since_it_could_not_tell():
 
 def test_a_p_value_counts_ties_and_the_pair_itself():
     null = Null(distances=tuple(float(n) for n in range(FEWEST)))
-    assert null.p_value(FEWEST) == pytest.approx(0.05)
-    assert null.p_value(18.0) == pytest.approx(0.1)
+    far = comparison.MARGIN * (FEWEST - 1)
+    assert null.p_value(1.01 * far) == pytest.approx(0.05)
+    assert null.p_value(far) == pytest.approx(0.1)
     assert null.p_value(-1.0) == 1.0
 
 

@@ -17,8 +17,11 @@ from fedlens.report.values import TableRow
 
 PLACES = ("left", "right")  # what report.json calls the suspicious group and the healthy one
 CLEAR = 0.7  # share of the difference: a fault that explains more of it is beyond doubt
-LEVEL = 0.05  # so many pairs of models of the same data are said to differ, by their null
+LEVEL = 0.05  # of a null: so many of its pairs may lie as far apart as those that are said to differ
 FEWEST = 19  # pairs of a null: with fewer, no distance is beyond it at this level
+# Models of what models drew are nearer to each other than models of data (docs/results/images.md): so much farther
+# apart may two be that differ by no cause.
+MARGIN = 1.5
 MOST = 0.8  # share of the difference: a fault that explains it leaves a quarter of that at most
 CLOSE = 0.75  # of the share that naming takes: who comes as close is not ruled out
 ENOUGH = "more users or a larger epsilon would settle it"
@@ -39,13 +42,13 @@ class Null:
             raise ValueError(f"Expected at least {FEWEST} pairs for a null, got {len(self.distances)}.")
 
     def as_far(self, distance: float) -> int:
-        """So many pairs."""
-        return sum(each >= distance for each in self.distances)
+        """So many pairs, by the margin."""
+        return sum(each * MARGIN >= distance for each in self.distances)
 
     def p_value(self, distance: float) -> float:
         """How often no cause makes such a distance; the pair in question counts as one of them.
 
-        >>> Null(distances=tuple(range(19))).p_value(18.5)
+        >>> Null(distances=tuple(range(19))).p_value(18 * MARGIN + 1)
         0.05
         """
         return (1 + self.as_far(distance)) / (1 + len(self.distances))
@@ -143,7 +146,8 @@ def _by_null(report: Report, null: Null, guess: str, left: str) -> Verdict:
     rows, pairs = report.hypotheses, len(null.distances)
     distance = next(float(row["distance"]) for row in rows if row["kind"] == ranking.NONE)
     p_value, best = null.p_value(distance), _best(rows)
-    why = f"{null.as_far(distance)} of {pairs} pairs of models of the same data are as far apart (p = {p_value:.2g})"
+    near = f"{null.as_far(distance)} of {pairs} pairs of models of the same data are"
+    why = f"{near} {1 / MARGIN:.0%} as far apart, or farther"
     if p_value <= LEVEL:
         return Verdict(kind=DIFFERENT, summary=_sentences(why, left, guess))
     if best and best["score"] >= CLOSE * best.get("needed", math.inf):
