@@ -8,21 +8,40 @@ import dataclasses
 import functools
 import itertools
 import math
+import pathlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
-from fedlens.core.trees import Tree
+from fedlens.core import arrayfiles
+from fedlens.experiments.drawing import markdown
 from fedlens.media.images import families, tracing
 from fedlens.media.images.faults import FAULTS
+from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.looks import explaining, two_sample
 from fedlens.models.looks.explaining import Explanation, Trace
 from fedlens.models.looks.fitting import Release
-from fedlens.models.looks.psi import BODY, Psi
+from fedlens.models.looks.psi import BODY, LABELS, SIZE, TOGETHER, Psi, even, size_of
+from fedlens.models.looks.shapes import strokes
+from fedlens.models.looks.statistics import READABLE, sizes
+from fedlens.models.looks.two_sample import COUNT, Group
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.stages import TRAIN
 
 Change = Callable[[torch.Tensor], torch.Tensor]
+Rows = Mapping[str, np.ndarray]  # [users, numbers] by the block
 SHOWN = 128  # of a user's images, as in a look
+DEALT = 600  # made-up users
+DELTA = 1e-5
+DRAWS = 20
+EPSILONS = (1.0, 0.5, 0.25)
+RARE = 0.1  # of the users of a group
+LOW, HIGH = 0.3, 0.7  # of the users, by the accuracy of a classifier
+KEPT = 0.8  # of them, in each draw
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -183,6 +202,7 @@ def _frame(x: torch.Tensor) -> torch.Tensor:
 class People:
     """Images that may be seen, and whose they are."""
 
+    name: str
     images: np.ndarray = dataclasses.field(repr=False)  # [n, side, side] of bytes
     labels: np.ndarray = dataclasses.field(repr=False)
     owners: np.ndarray = dataclasses.field(repr=False)  # 0, 1, 2, …
@@ -198,27 +218,84 @@ class People:
             places[user, : len(mine)] = mine
         return places
 
+    @property
+    def side(self) -> int:
+        return int(self.images.shape[-1])
 
-def dealt(images: np.ndarray, labels: np.ndarray, users: int) -> People:
+
+def dealt(name: str, images: np.ndarray, labels: np.ndarray, users: int) -> People:
     owners = np.random.default_rng(0).permutation(len(images)) % users
-    return People(images=images, labels=labels, owners=owners)
+    return People(name=name, images=images, labels=labels, owners=owners)
 
 
-def sent(psi: Psi, people: People, fault: Planted | None = None, at_once: int = 24) -> dict[str, np.ndarray]:
-    """[users, numbers] by the block, but for the body."""
-    parts: list[Tree] = []
-    for places in np.array_split(people.shown, max(1, math.ceil(len(people.shown) / at_once))):
-        there = torch.from_numpy(places >= 0)
-        images = torch.from_numpy(people.images[places.clip(0)]).float()[:, :, None] / 127.5 - 1
-        labels = torch.from_numpy(people.labels[places.clip(0)]).long()
-        if fault and fault.change:
-            images = fault.change(images.flatten(0, 1)).unflatten(0, places.shape)
-        if fault and fault.labels:
-            labels = fault.labels(labels)
-        examples = {"x": images, "y": labels, "mask": there.float()}
-        made = torch.func.vmap(psi)(examples)
-        parts.append({name: block.flatten(1) for name, block in made.items() if name != BODY})
-    return {name: torch.cat([part[name] for part in parts]).double().numpy() for name in parts[0]}
+def writers(folder: pathlib.Path, split: str) -> People:
+    """Of MNIST, as they are: those of `train`, or the others of `test`."""
+    names = [f"{column}_{split}" for column in ("x", "y", "writer")]
+    images, labels, owners = _arrays(folder / "mnist_by_writer.npz", names)
+    whose = np.unique(owners, return_inverse=True)[1]
+    return People(name="writers", images=images.reshape(-1, 28, 28), labels=labels.astype(int), owners=whose)
+
+
+def fashion(folder: pathlib.Path, split: str) -> People:
+    images, labels = _arrays(folder / "fashion_mnist.npz", [f"x_{split}", f"y_{split}"])
+    return dealt("fashion", images.reshape(-1, 28, 28), labels.astype(int), DEALT)
+
+
+def digits(folder: pathlib.Path) -> People:
+    """The writers' images, dealt to made-up users."""
+    known = writers(folder, "train")
+    return dealt("digits, dealt", known.images, known.labels, DEALT)
+
+
+def procedural() -> People:
+    """Strokes, each made-up user with a brightness and a contrast of their own."""
+    rng, images = np.random.default_rng(1), strokes(60 * DEALT, 28, 1)[:, 0].numpy()
+    owners = np.arange(len(images)) % DEALT
+    gain, level = rng.uniform(0.6, 1, DEALT)[owners], rng.uniform(-0.2, 0.2, DEALT)[owners]
+    bytes_ = ((images * gain[:, None, None] + level[:, None, None]).clip(-1, 1) * 127.5 + 127.5).round()
+    return People(name="strokes", images=bytes_.astype(np.uint8), labels=np.zeros(len(images), int), owners=owners)
+
+
+def _arrays(path: pathlib.Path, names: list[str]) -> list[np.ndarray]:
+    held = arrayfiles.archived(path, names, f"Expected a whole .npz file in {path.name}.", ValueError)
+    return [held[name] for name in names]
+
+
+def means(people: People, fault: Planted | None, cache: pathlib.Path) -> dict[str, np.ndarray]:
+    """[users, numbers] by the readable block: means over each user's images, whatever a look counts them from."""
+    changed = fault is not None and fault.change is not None
+    path = cache / f"{people.name}-{fault.name if fault and changed else 'clean'}.npz".replace(" ", "_")
+    if path.exists():
+        with np.load(path) as held:
+            return dict(held)
+    places = people.shown[people.shown >= 0]
+    whose = torch.from_numpy(np.repeat(np.arange(len(people.shown)), (people.shown >= 0).sum(1)))
+    counts = whose.bincount()[:, None]
+    sums = {name: torch.zeros(len(people.shown), size).double() for name, size in sizes(people.side, 1).items()}
+    for at in range(0, len(places), TOGETHER):
+        images = torch.from_numpy(people.images[places[at : at + TOGETHER]]).float()[:, None] / 127.5 - 1
+        images = fault.change(images) if fault and fault.change else images
+        for name, total in sums.items():
+            total.index_add_(0, whose[at : at + TOGETHER], READABLE[name](images).double())
+    rows = {name: (total / counts).numpy() for name, total in sums.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **rows)  # type: ignore[arg-type]  # numpy's stubs think of its other argument
+    return rows
+
+
+def sent(psi: Psi, people: People, fault: Planted | None, cache: pathlib.Path) -> dict[str, np.ndarray]:
+    """[users, numbers] by the block, but for the body: what psi makes of them, in units of its weights."""
+    held = people.shown >= 0
+    there = torch.ones(len(held), dtype=torch.double)
+    rows = psi.readable_of({n: torch.from_numpy(m) for n, m in means(people, fault, cache).items()}, there)
+    if psi.classes:
+        labels = torch.from_numpy(people.labels[people.shown.clip(0)])
+        labels = fault.labels(labels) if fault and fault.labels else labels
+        counts = (F.one_hot(labels, psi.classes) * torch.from_numpy(held)[..., None]).sum(1).double()
+        rows[LABELS] = torch.stack([even(row) for row in counts])
+    rows[SIZE] = torch.stack([size_of(torch.from_numpy(row).float()) for row in held]).double()
+    rows[COUNT] = there[:, None]
+    return {name: (block * psi.weights[name]).numpy() for name, block in rows.items()}
 
 
 def released(psi: Psi, rows: Mapping[str, np.ndarray], noise: float, rng: np.random.Generator) -> Release:
@@ -258,22 +335,178 @@ class Outcome:
         return "right" if all(each <= planted.within + 1e-9 for each in off) else "amount"
 
 
-def drawn(
-    psi: Psi,
-    clean: Mapping[str, np.ndarray],
-    faulty: Mapping[str, np.ndarray],
-    share: float,
-    noise: float,
-    traces: Sequence[Trace],
-    rng: np.random.Generator,
-) -> Outcome:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a look at these people asks at this epsilon, as a recipe says, and what faults are tried on."""
+
+    people: People
+    psi: Psi
+    noise: float
+    tried: tracing.Tried = dataclasses.field(repr=False)
+
+    @functools.cached_property
+    def traces(self) -> list[Trace]:
+        return self.tried.traces()
+
+    @classmethod
+    def of(cls, people: People, epsilon: float, public: People) -> "Setting":
+        """`public` are others' images, which look alike."""
+        recipe = _recipe(people, epsilon)
+        psi: Psi = recipe.medium.network(recipe)
+        picked = np.random.default_rng(5).permutation(len(public.images))[: tracing.TRIED_ON]
+        images = torch.from_numpy(public.images[picked]).float()[:, None] / 127.5 - 1
+        each = round(float(np.median((people.shown >= 0).sum(1))))
+        noise = float(recipe.plans[TRAIN].stddev)
+        return cls(people=people, psi=psi, noise=noise, tried=tracing.Tried(psi, images, each))
+
+
+def _recipe(people: People, epsilon: float) -> Recipe:
+    """Two groups by an attribute, each at most half of all."""
+    users = len(people.shown)
+    group = {"by": "attribute", "attribute": "release"}
+    return Recipe.validated(
+        {
+            "name": "findings",
+            "task": "T4",
+            "algorithm": "look",
+            "side": people.side,
+            "data": {"source": "npz", "path": "users.npz", "attributes": ["release"]},
+            "selections": {"new": group | {"values": [1]}, "old": group | {"values": [0]}},
+            "privacy": {"epsilon": epsilon, "delta": DELTA, "units": -(-users // 2), "population": users},
+            "model": {"classes": int(people.labels.max()) + 1 if people.labels.any() else 0},
+        },
+        [],
+    )
+
+
+def said(setting: Setting, left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], seed: int) -> Outcome:
+    """Of two groups' rows, with fresh noise."""
+    rng = np.random.default_rng([seed, 7])
+    releases = [released(setting.psi, rows, setting.noise, rng) for rows in (left, right)]
+    groups = Group.of(releases[0]), Group.of(releases[1])
+    traces = [*setting.traces, *tracing.of_labels(setting.psi, groups)]
+    tested = two_sample.two_groups(groups, setting.psi.views, tracing.directions(traces))
+    explanation = tracing.explanation(tested, traces, setting.tried, explaining.MISFIT)
+    return Outcome(p=tested.p, explanation=explanation)
+
+
+def planted(setting: Setting, clean: Rows, faulty: Rows, share: float, seed: int) -> Outcome:
     """Users are dealt to two groups of equal size, and a share of the first has the fault."""
-    users = len(next(iter(clean.values())))
-    order = rng.permutation(users)
-    first, second = order[: users // 2], order[users // 2 :]
+    first, second = _halves(len(setting.people.shown), seed)
     hit = round(share * len(first))
-    rows = {name: np.concatenate([faulty[name][first[:hit]], clean[name][first[hit:]]]) for name in clean}
-    left = released(psi, rows, noise, rng)
-    right = released(psi, {name: clean[name][second] for name in clean}, noise, rng)
-    comparison = two_sample.compared(left, right, tracing.directions(list(traces)))
-    return Outcome(p=comparison.p, explanation=explaining.explained(comparison, traces))
+    left = {name: np.concatenate([faulty[name][first[:hit]], clean[name][first[hit:]]]) for name in clean}
+    return said(setting, left, {name: rows[second] for name, rows in clean.items()}, seed)
+
+
+def _halves(users: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    order = np.random.default_rng(seed).permutation(users)
+    return order[: users // 2], order[users // 2 :]
+
+
+# Tables
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Line:
+    """Some draws of one row, counted."""
+
+    data: str
+    fault: str
+    epsilon: float
+    share: float
+    draws: int
+    found: int  # said to differ
+    right: int  # named, with the right amount
+    amount: int  # named, with another amount
+    wrong: int  # named as something else
+
+    @classmethod
+    def of(cls, outcomes: Sequence[Outcome], fault: Planted, **about: Any) -> "Line":
+        names = Counter(outcome.names(fault) for outcome in outcomes)
+        found = sum(outcome.differ for outcome in outcomes)
+        right, amount, wrong = (names[key] for key in ("right", "amount", "wrong"))
+        counts: dict[str, Any] = {"found": found, "right": right, "amount": amount, "wrong": wrong}
+        return cls(fault=fault.name, draws=len(outcomes), **counts, **about)
+
+
+NO_FAULT = Planted(name="none")
+
+
+def power(
+    people: People, public: People, share: float, epsilons: Sequence[float], cache: pathlib.Path, draws: int = DRAWS
+) -> list[Line]:
+    """How often each fault is found and named."""
+    lines = []
+    for epsilon in epsilons:
+        setting = Setting.of(people, epsilon, public)
+        clean = sent(setting.psi, people, None, cache)
+        for fault in (*LISTED, *UNLISTED):
+            faulty = sent(setting.psi, people, fault, cache)
+            outcomes = [planted(setting, clean, faulty, share, seed) for seed in range(draws)]
+            lines.append(Line.of(outcomes, fault, data=people.name, epsilon=epsilon, share=share))
+    return lines
+
+
+def clean_splits(people: People, public: People, epsilon: float, cache: pathlib.Path, draws: int) -> Line:
+    """Users are dealt to two groups, and nothing is wrong with anybody."""
+    setting = Setting.of(people, epsilon, public)
+    clean = sent(setting.psi, people, None, cache)
+    outcomes = [planted(setting, clean, clean, 0.0, seed) for seed in range(draws)]
+    return Line.of(outcomes, NO_FAULT, data=people.name, epsilon=epsilon, share=0.0)
+
+
+def judge(public: People) -> Primary:
+    """A classifier that is trained on others' images."""
+    images = torch.from_numpy(public.images).float()[:, None] / 127.5 - 1
+    labels = torch.from_numpy(public.labels)
+    network = ConvClassifier(side=public.side, classes=int(labels.max()) + 1, widths=(16, 32))
+    return Primary(network, network.fitted(images, labels, seed=0, epochs=3))
+
+
+def accuracies(people: People, primary: Primary, fault: Planted | None) -> np.ndarray:
+    """Of each user's images, the share that is read rightly."""
+    places = people.shown[people.shown >= 0]
+    whose = np.repeat(np.arange(len(people.shown)), (people.shown >= 0).sum(1))
+    right = []
+    for part in np.array_split(places, max(1, len(places) // TOGETHER)):
+        images = torch.from_numpy(people.images[part]).float()[:, None] / 127.5 - 1
+        images = fault.change(images) if fault and fault.change else images
+        labels = torch.from_numpy(people.labels[part])
+        labels = fault.labels(labels) if fault and fault.labels else labels
+        right.append((primary.predictions(images) == labels).numpy())
+    return np.bincount(whose, np.concatenate(right)) / np.bincount(whose)
+
+
+def by_accuracy(
+    people: People, public: People, fault: Planted | None, epsilon: float, cache: pathlib.Path, draws: int
+) -> Line:
+    """The weakest users against the strongest, with a fault on half of all, or on nobody."""
+    setting, primary = Setting.of(people, epsilon, public), judge(public)
+    clean, faulty = (sent(setting.psi, people, one, cache) for one in (None, fault))
+    plain, hurt = (accuracies(people, primary, one) for one in (None, fault))
+    outcomes = []
+    for seed in range(draws):
+        rng = np.random.default_rng([seed, 3])
+        there = rng.permutation(len(plain))[: round(KEPT * len(plain))]
+        hit = rng.permutation(len(plain)) < (len(plain) // 2 if fault else 0)
+        seen = np.where(hit, hurt, plain)[there]
+        rows = {name: np.where(hit[:, None], faulty[name], clean[name])[there] for name in clean}
+        low, high = seen <= np.quantile(seen, LOW), seen >= np.quantile(seen, HIGH)
+        outcomes.append(said(setting, _of(rows, low), _of(rows, high), seed))
+    return Line.of(outcomes, fault or NO_FAULT, data=people.name, epsilon=epsilon, share=0.5 if fault else 0.0)
+
+
+def _of(rows: Rows, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: block[chosen] for name, block in rows.items()}
+
+
+def table(lines: Sequence[Line]) -> str:
+    """One row for each fault and data set; a column for each epsilon: found, named rightly, wrongly."""
+    epsilons = sorted({line.epsilon for line in lines}, reverse=True)
+    rows: dict[tuple[str, str], dict[float, str]] = {}
+    for line in lines:
+        cell = f"{line.found} / {line.right}" + (f" (amount {line.amount})" if line.amount else "")
+        cell += f" **wrong {line.wrong}**" if line.wrong else ""
+        rows.setdefault((line.data, line.fault), {})[line.epsilon] = cell
+    columns = ("data", "fault", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
+    return markdown(columns, [[*key, *(cells.get(e, "–") for e in epsilons)] for key, cells in rows.items()])

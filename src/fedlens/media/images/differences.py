@@ -167,8 +167,8 @@ def _levels(psi: Psi) -> Iterator[Number]:
         for level in range(levels):
             weights = np.zeros(psi.shapes["intensity"][0])
             weights[channel * levels + level] = unit
-            range_ = f"{colour}pixels of {100 * level / levels:.0f}% to {100 * (level + 1) / levels:.0f}% brightness"
-            yield _number(psi, "intensity", weights, f"more {range_}", f"fewer {range_}")
+            near = f"{colour}pixels near {100 * level / (levels - 1):.0f}% brightness"
+            yield _number(psi, "intensity", weights, f"more {near}", f"fewer {near}")
 
 
 def _roots(psi: Psi, name: str, says: Sequence[str]) -> Iterator[Number]:

@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from fedlens.report.exhibits import Exhibit, Piece, inside
 from fedlens.report.values import TableRow
 
 SHOWN = 64
+WEIGHTS = "weights.json"
 PICTURE_CHARACTERS = 2_500_000  # leaves room for the words: the page stays under 3 MB, so it can be mailed
 Placed = tuple["Picture", str | None]  # with the address that carries it in the page, if there is room for it
 
@@ -179,6 +181,31 @@ class Explanations(_OfRows):
     @property
     def piece(self) -> Piece:
         return Piece.of_package(__package__, template="explanations.html", style="fits.css")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights(Exhibit):
+    """How much each public image should count to look like private ones."""
+
+    key = "weights"
+    weights: tuple[float, ...]
+
+    @property
+    def effective(self) -> float:
+        return 1 / sum(weight**2 for weight in self.weights)
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="weights.html")
+
+    def content(self) -> dict[str, Any]:
+        return {"file": WEIGHTS, "images": len(self.weights), "effective": round(self.effective, 1)}
+
+    def lines(self) -> list[str]:
+        return [f"{WEIGHTS}: {len(self.weights):,} weights, worth {self.effective:,.0f} images of equal weight"]
+
+    def files(self) -> list[tuple[str, bytes]]:
+        return [(WEIGHTS, json.dumps({**self.content(), "weights": self.weights}).encode())]
 
 
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:

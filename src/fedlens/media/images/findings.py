@@ -19,7 +19,7 @@ from fedlens.media.images.looks import Look
 from fedlens.media.images.samples import Samples
 from fedlens.media.looked import Judged
 from fedlens.models.classifier import Primary
-from fedlens.models.looks import explaining, resembling
+from fedlens.models.looks import explaining, resembling, two_sample
 from fedlens.models.looks.explaining import Candidate, Explanation, Trace
 from fedlens.models.looks.psi import SIZE, Psi
 from fedlens.models.looks.two_sample import LEVEL, Group, Tested, two_groups
@@ -29,6 +29,8 @@ from fedlens.report.comparison import by_place
 from fedlens.report.report import Report
 from fedlens.report.values import TableRow
 
+USUAL, MOST = 16, 64  # images of a unit, where a look does not say how many; and that faults are tried on
+TELLING = 512  # images of each group that are looked through for those that differ most
 SHOWN = 12  # of the samples that differ most
 TRIED = 8  # faults in the ranking
 CHARTED = {
@@ -40,24 +42,17 @@ CHARTED = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """Two groups by their looks, and what explains their difference."""
+    """Two groups by what was released of them, and what explains their difference."""
 
-    looks: tuple[Look, Look]
+    psi: Psi
+    groups: tuple[Group, Group]
+    labels: tuple[str, str]
     images: torch.Tensor = dataclasses.field(repr=False)  # that faults are tried on
-    public: bool  # whether these were named as being alike, and do not only stand in
-
-    @property
-    def psi(self) -> Psi:
-        return self.looks[0].release.psi
-
-    @functools.cached_property
-    def groups(self) -> tuple[Group, Group]:
-        left, right = (Group.of(look.release) for look in self.looks)
-        return left, right
+    alike: bool  # whether these were named as being like the second group's, and do not only stand in
 
     @functools.cached_property
     def tried(self) -> tracing.Tried:
-        return tracing.Tried(self.psi, self.images, _together(self.psi, self.groups))
+        return tracing.Tried(self.psi, self.images, together(self.psi, self.groups))
 
     @functools.cached_property
     def traces(self) -> tuple[Trace, ...]:
@@ -65,17 +60,18 @@ class Seen:
 
     @functools.cached_property
     def tested(self) -> Tested:
-        return two_groups(self.groups, self.psi.views, tracing.directions(self.traces))
+        there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
+        views = {name: rows for name, rows in self.psi.views.items() if name in there}
+        found = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
+        return two_groups(self.groups, views, found)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
-        """Of single faults; where none is named, of any two of the best as well."""
-        misfit = explaining.MISFIT if self.public else explaining.STANDING_IN
-        alone = explaining.explained(self.tested, self.traces, misfit)
-        if alone.named or not self.tested.differ:
-            return alone
-        both = self.tried.compositions(alone.fits)
-        return explaining.explained(self.tested, [*self.traces, *both], misfit)
+        return tracing.explanation(self.tested, self.traces, self.tried, self.misfit)
+
+    @property
+    def misfit(self) -> float:
+        return explaining.MISFIT if self.alike else explaining.STANDING_IN
 
     @functools.cached_property
     def judged(self) -> Judged:
@@ -83,7 +79,7 @@ class Seen:
         return Judged(
             tested=self.tested,
             explanation=self.explanation,
-            labels=(self.looks[0].label, self.looks[1].label),
+            labels=self.labels,
             sentences=tuple(differences.in_words(self.psi, self.tested, name) for name in names),
             traces=self.traces,
             missed=looked.missed(self.traces, self.tested),
@@ -104,27 +100,31 @@ class Seen:
     def share(self, candidate: Candidate) -> str:
         """Of the units of the group that is hit more, beyond those of the other."""
         low, high = sorted(map(abs, candidate.share_interval))
-        where = self.looks[0 if candidate.share > 0 else 1].label
+        where = self.labels[0 if candidate.share > 0 else 1]
         return f"{abs(candidate.share):.0%} of the units of {where} ({low:.0%} to {high:.0%})"
 
 
-def _together(psi: Psi, groups: Sequence[Group]) -> int:
+def together(psi: Psi, groups: Sequence[Group]) -> int:
     """About how many images a unit shows, as the looks say themselves."""
     if not psi.several:
         return 1
-    shares = np.mean([group.blocks[SIZE].mean for group in groups], axis=0).clip(min=0)
+    shares = np.mean([group.blocks[SIZE].mean for group in groups if SIZE in group.blocks], axis=0).clip(min=0)
     middles = np.minimum(1.5 * 2.0 ** np.arange(len(shares)), psi.examples)
     whole = float(shares.sum())
-    return max(1, min(round(float(shares @ middles) / whole) if whole > 0.2 else 16, 64))
+    return max(1, min(round(float(shares @ middles) / whole) if whole > 0.2 else USUAL, MOST))
 
 
 def seen(looks: Sequence[Look], samples: Sequence[Samples], public: torch.Tensor | None) -> Seen:
     left, right = looks
-    if public is not None and public.shape[1:] != samples[-1].images.shape[1:]:
-        raise ValueError("Expected public images of the size and the channels of the looks.")
+    two_sample.check_alike(left.release.psi, right.release.psi)
     drawn = samples[-1].images[: tracing.TRIED_ON].nan_to_num(0, 1, -1)
-    images = public if public is not None else resembling.standing_in(right.release, drawn, tracing.TRIED_ON)
-    return Seen(looks=(left, right), images=images, public=public is not None)
+    return Seen(
+        psi=right.release.psi,
+        groups=(Group.of(left.release), Group.of(right.release)),
+        labels=(left.label, right.label),
+        images=resembling.standing_in(right.release, drawn, tracing.TRIED_ON) if public is None else public,
+        alike=public is not None,
+    )
 
 
 def report_of(
@@ -164,7 +164,7 @@ def report_of(
 
 def _warnings(both: Seen, kinds: Sequence[str]) -> list[str]:
     own = [f"functions of one's own are not tried on looks: {', '.join(kinds)}"] if kinds else []
-    if both.public:
+    if both.alike:
         return own
     return [
         *own,
@@ -217,10 +217,20 @@ def _chart(both: Seen, name: str, lead: str) -> Chart:
 
 def _exhibits(both: Seen, samples: Sequence[Samples], primary: Primary | None) -> list[Any]:
     asked = primary if primary and primary.side == both.psi.body.side else None
+    images = torch.cat([group.images[:TELLING] for group in samples]).nan_to_num(0, 1, -1)
+    return [
+        *answers(both),
+        *exhibits.exhibited(exhibits.drawn_by(samples, asked), ()),
+        exhibits.Telling(pictures=telling(both, images)),
+    ]
+
+
+def answers(both: Seen) -> list[Any]:
+    """In what they differ, where, and why."""
     blocks = [group.blocks["picture"] for group in both.groups]
     pictures = [differences.mean_picture(both.psi, block) for block in blocks]
     pictures.append(differences.clear_difference(both.psi, both.tested))
-    labels = (*(look.label for look in both.looks), "difference, grey where chance may have made it")
+    labels = (*both.labels, "difference, grey where chance may have made it")
     means = tuple(
         Picture.of(picture, run="", label=label, file=f"samples/released-{name}.png")
         for picture, label, name in zip(pictures, labels, ("left", "right", "difference"), strict=True)
@@ -229,14 +239,11 @@ def _exhibits(both: Seen, samples: Sequence[Samples], primary: Primary | None) -
         exhibits.Differences(rows=_blocks(both)),
         exhibits.Released(pictures=means),
         exhibits.Explanations(rows=_ranking(both)),
-        *exhibits.exhibited(exhibits.drawn_by(samples, asked), ()),
-        exhibits.Telling(pictures=_telling(both, samples)),
     ]
 
 
-def _telling(both: Seen, samples: Sequence[Samples]) -> tuple[Picture, ...]:
-    """The samples that lie furthest along the difference and against it: the witness, over readable blocks."""
-    images = torch.cat([group.images[:512] for group in samples]).nan_to_num(0, 1, -1)
+def telling(both: Seen, images: torch.Tensor) -> tuple[Picture, ...]:
+    """The images that lie furthest along the difference and against it: the witness, over readable blocks."""
     rows = resembling.per_image(images, both.psi.varying)
     scores = torch.zeros(len(images), dtype=torch.double)
     for name, each in rows.items():
@@ -245,8 +252,8 @@ def _telling(both: Seen, samples: Sequence[Samples]) -> tuple[Picture, ...]:
     order = scores.argsort(descending=True)
     ends = {"left": order[:SHOWN], "right": order.flip(0)[:SHOWN]}
     return tuple(
-        Picture.of(images[places], run="", label=look.label, file=f"samples/telling-{name}.png", columns=6)
-        for (name, places), look in zip(ends.items(), both.looks, strict=True)
+        Picture.of(images[places], run="", label=label, file=f"samples/telling-{name}.png", columns=6)
+        for (name, places), label in zip(ends.items(), both.labels, strict=True)
     )
 
 

@@ -110,7 +110,7 @@ def psi(recipe: Settings) -> Psi:
 def readable(recipe: Settings) -> float:
     """Of the squared norm: where two groups are compared, what people read comes first; else the pictures."""
     given = look(recipe).readable
-    compared = len(recipe.selections) > 1 and not starts_from_look(recipe)
+    compared = (len(recipe.selections) > 1 or recipe.task == "T6") and not starts_from_look(recipe)
     return given if given is not None else COMPARED if compared else ALONE
 
 

@@ -1,13 +1,40 @@
 """Images that anybody may see: a recipe names them, and faults are tried on them."""
 
+import dataclasses
 import pathlib
 
 import numpy as np
 import torch
 
 from fedlens.core import arrayfiles, pins, trees
-from fedlens.media.images.settings import channels, look, side
+from fedlens.media.images.settings import channels, look, networks, side
 from fedlens.recipes.tables import Columns, Settings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PublicSet:
+    """Images that anybody may see, with their labels and with whose they are, where that is known."""
+
+    images: torch.Tensor = dataclasses.field(repr=False)
+    labels: torch.Tensor | None = dataclasses.field(default=None, repr=False)
+    owners: torch.Tensor | None = dataclasses.field(default=None, repr=False)  # 0, 1, 2, …
+
+
+def whole(recipe: Settings) -> PublicSet:
+    """All that a recipe names as look.public."""
+    named = look(recipe).public
+    if named is None:
+        raise ValueError("Expected look.public: the images to compare with.")
+    images, classes = images_of(named, side(recipe), channels(recipe)), networks(recipe).classes
+    columns = [*([named.labels] if classes else []), *([named.users] if named.users else [])]
+    arrays = arrays_of(named, columns) if columns else {}
+    if any(array.shape != (len(images),) or array.dtype.kind not in "iu" for array in arrays.values()):
+        raise ValueError(f"Expected {' and '.join(columns)} of look.public as one whole number for each image.")
+    labels = torch.from_numpy(arrays[named.labels].astype(np.int64)) if classes else None
+    if labels is not None and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError(f"Expected labels of look.public from 0 to {classes - 1}, as in the recipe (model.classes).")
+    owners = np.unique(arrays[named.users], return_inverse=True)[1] if named.users else None
+    return PublicSet(images=images, labels=labels, owners=None if owners is None else torch.from_numpy(owners))
 
 
 def examples(recipe: Settings | None) -> torch.Tensor | None:

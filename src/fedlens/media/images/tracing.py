@@ -1,5 +1,6 @@
 """What faults do to the numbers of a look at images: tried on images that everybody may see."""
 
+import dataclasses
 import itertools
 from collections.abc import Sequence
 
@@ -7,15 +8,16 @@ import numpy as np
 import torch
 
 from fedlens.media.images.families import Amount, Family, families
-from fedlens.models.looks.explaining import Candidate, Trace
+from fedlens.models.looks.explaining import Candidate, Explanation, Trace, explained
 from fedlens.models.looks.psi import LABELS, PREDICTED, SIZE, Psi
 from fedlens.models.looks.statistics import READABLE
-from fedlens.models.looks.two_sample import Directions, Group
+from fedlens.models.looks.two_sample import Directions, Group, Tested
 
 TRIED_ON = 512  # images
 COMBINED = 5  # families of which any two may have come together
+REGION, FINER = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
 RARER = 0.01  # how much less likely two faults are than one
-FACTORS = (0.0, 0.33, 0.5, 2.0, 3.0)  # by which there may be more of a class
+CLASS_SHARES = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.6)  # that a class may have
 Moves = dict[str, np.ndarray]
 
 
@@ -72,6 +74,17 @@ class Tried:
         same = {name: self._psi.shapes[name][0] for name in (LABELS, SIZE) if name in self._psi.weights}
         return whole | {name: np.zeros((len(moves), size)) for name, size in same.items()}
 
+    def refined(self, candidate: Candidate) -> list[Trace]:
+        """Rectangles near one that does well: any edge but those of the image may lie a little off."""
+        if candidate.kind != REGION:
+            return []
+        *edges, level = candidate.amount
+        steps = FINER if sum(0 < edge < 1 for edge in edges) <= 2 else FINER[1:-1]
+        nearby = [[edge + step for step in steps] if 0 < edge < 1 else [edge] for edge in edges]
+        family = next(family for family in families(self._psi.body.channels) if family.kind == REGION)
+        amounts = tuple((*place, level) for place in itertools.product(*nearby))
+        return [self._trace(dataclasses.replace(family, amounts=amounts))]
+
     def compositions(self, candidates: Sequence[Candidate]) -> list[Trace]:
         """One fault after another, of those that do best alone."""
         known = {family.kind: family for family in families(self._psi.body.channels)}
@@ -93,11 +106,26 @@ class Tried:
         )
 
 
+def explanation(tested: Tested, traces: Sequence[Trace], tried: Tried, misfit: float) -> Explanation:
+    """Of single faults; where none is named, of amounts between those that were tried, and of any two of the best."""
+    alone = explained(tested, traces, misfit)
+    if alone.named or not tested.differ or not alone.fits:
+        return alone
+    finer = tried.refined(alone.fits[0])
+    if finer:
+        kept = [trace for trace in traces if trace.kind != finer[0].kind]
+        alone = explained(tested, [*kept, *finer], misfit)
+        if alone.named:
+            return alone
+    return explained(tested, [*traces, *tried.compositions(alone.fits)], misfit)
+
+
 def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
     """Classes that trade places, and more or fewer of a class: told from what both groups have in common."""
-    if not psi.classes:
+    there = [name for name in (LABELS, PREDICTED) if all(name in group.blocks for group in groups)]
+    if not there:
         return []
-    shown = {name: _level(groups, name) for name in (LABELS, PREDICTED) if name in psi.weights}
+    shown = {name: _level(groups, name) for name in there}
     every = list(range(psi.classes))
     neighbours = [label ^ 1 if (label ^ 1) < psi.classes else label for label in every]
     orders: list[tuple[Amount, list[int]]] = [((-1.0, -1.0), neighbours), ((-2.0, -2.0), every[-1:] + every[:-1])]
@@ -107,11 +135,8 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
         orders.append(((float(one), float(other)), order))
     still = {name: psi.shapes[name][0] for name in (*psi.varying, SIZE) if name in psi.weights}
     swapped = {name: np.stack([_ordered(row, order) - row for _, order in orders]) for name, row in shown.items()}
-    amounts = [(float(label), factor) for label in every for factor in FACTORS]
-    scaled = {
-        name: np.stack([_scaled(row, psi.classes, label, factor) - row for label, factor in amounts])
-        for name, row in shown.items()
-    }
+    amounts = [(float(label), share) for label in every for share in CLASS_SHARES]
+    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if LABELS in shown else None
     return [
         Trace(
             kind="labels-swapped",
@@ -120,17 +145,20 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
             says=_swap_words,
             figure="{:.0f}".format,
         ),
-        Trace(
-            kind="class-share",
-            amounts=tuple(amounts),
-            moves=scaled,  # of images they say nothing: those of a class differ from the rest
-            says=lambda a: (
-                f"{'no' if a[1] == 0 else 'fewer' if a[1] < 1 else 'more'} images of class {a[0]:.0f}"
-                + ("" if a[1] == 0 else f" ({a[1]:.2g} times as many)")
-            ),
-            shares=(1.0,),
-        ),
+        *([_class_shares(healthy, amounts)] if healthy is not None else []),
     ]
+
+
+def _class_shares(healthy: np.ndarray, amounts: Sequence[Amount]) -> Trace:
+    """Of images they say nothing: those of a class differ from the rest."""
+    return Trace(
+        kind="class-share",
+        amounts=tuple(amounts),
+        moves={LABELS: np.stack([_with_share(healthy, *amount) - healthy for amount in amounts])},
+        says=lambda a: f"{'no' if a[1] == 0 else f'{a[1]:.0%} of the'} images are of class {a[0]:.0f}",
+        figure="{:.0%}".format,
+        shares=(1.0,),
+    )
 
 
 def _level(groups: Sequence[Group], name: str) -> np.ndarray:
@@ -144,11 +172,13 @@ def _ordered(block: np.ndarray, order: Sequence[int]) -> np.ndarray:
     return moved
 
 
-def _scaled(block: np.ndarray, classes: int, label: float, factor: float) -> np.ndarray:
-    """With more of a class, and of the same norm as before."""
-    rows = block.reshape(classes, -1).copy()
-    rows[int(label)] *= factor
-    scaled: np.ndarray = rows.flatten() * (float(np.linalg.norm(block)) / max(float(np.linalg.norm(rows)), 1e-9))
+def _with_share(histogram: np.ndarray, label: float, share: float) -> np.ndarray:
+    """A class of this share among the others, and the norm as before."""
+    others = histogram.copy()
+    others[int(label)] = 0.0
+    rows = others / max(float(others.sum()), 1e-9) * (1 - share)
+    rows[int(label)] = share
+    scaled: np.ndarray = rows * (float(np.linalg.norm(histogram)) / max(float(np.linalg.norm(rows)), 1e-9))
     return scaled
 
 

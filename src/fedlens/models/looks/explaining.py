@@ -20,7 +20,8 @@ Amount = tuple[float, ...]
 MISFIT = 0.15  # of a difference: by as much a fault may miss it because it was tried on other images
 STANDING_IN = 0.3  # where these only stand in for images that look alike
 CERTAIN = 0.95  # the weight of a fault that is named, among all that were tried
-LEFT = 0.12  # of a difference, that a named fault may leave where noise does not explain it
+LEFT = 0.08  # of a difference, that a named fault may leave where noise does not explain it
+NOISE = 0.05  # or what it leaves is made by noise more often than that
 BETWEEN = 5  # amounts that are read off between two neighbours
 SHARES = np.linspace(0.02, 1.0, 50)  # of the units, that are affected
 WITHIN = 3.84 / 2  # an interval holds what is no less likely than this, in logarithms: 95%
@@ -71,7 +72,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        return self.left_p > 0.01 or self.explains > 1 - LEFT
+        return self.left_p > NOISE or self.explains > 1 - LEFT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,5 +177,5 @@ class _Tried:
             numbers = self.data.numbers[name]
             left = numbers - share * rows[at] / self.data.errors[name]
             before, after, size = before + float(numbers @ numbers), after + float(left @ left), size + numbers.size
-        explains = 1 - max(0.0, after - size) / max(before - size, 1e-9)
+        explains = 1 - max(0.0, after - size) / (before - size) if before > size else 0.0
         return max(0.0, min(1.0, explains)), float(stats.chi2.sf(after, size))

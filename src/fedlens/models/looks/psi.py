@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -70,19 +71,26 @@ class Psi:
         images, mask = pixels(examples["x"]), examples["mask"]
         share = mask / mask.sum().clamp(min=1.0)
         there = share.sum().clamp(max=1.0)  # 0 for a unit that holds nothing
-        blocks = {name: self.around(name, share @ READABLE[name](images)) * there for name in self.varying}
-        if blocks:
-            blocks[SPREAD] = torch.stack([block.square().sum() for block in blocks.values()]) / math.sqrt(len(blocks))
+        blocks = self.readable_of({name: share @ READABLE[name](images) for name in self.varying}, there)
         kinds = self.kinds(examples["y"], share) if self.classes else share[None]
-        even = _even if self.several else torch.Tensor.clone
-        blocks |= {LABELS: even(kinds.sum(1))} if self.classes else {}
+        evened = even if self.several else torch.Tensor.clone
+        blocks |= {LABELS: evened(kinds.sum(1))} if self.classes else {}
         if self.judged:  # row by row of true classes
             taken = self.kinds(examples[PREDICTED], torch.ones_like(share))
-            blocks[PREDICTED] = even(kinds @ taken.T)
+            blocks[PREDICTED] = evened(kinds @ taken.T)
         blocks |= {SIZE: size_of(mask)} if self.several else {}
-        blocks |= {COUNT: there[None], BODY: even(self._body(kinds, images))}
+        blocks |= {COUNT: there[None], BODY: evened(self._body(kinds, images))}
         weights = self.weights
         return {name: block * weights[name] for name, block in blocks.items()}
+
+    def readable_of(self, means: Mapping[str, torch.Tensor], there: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The readable blocks of a unit, or of units row by row, whose images have these means; none that holds
+        nothing."""
+        blocks = {name: self.around(name, mean) * there[..., None] for name, mean in means.items()}
+        if not blocks:
+            return {}
+        squares = [block.square().sum(-1) for block in blocks.values()]
+        return blocks | {SPREAD: torch.stack(squares, -1) / math.sqrt(len(blocks))}
 
     def around(self, name: str, block: torch.Tensor) -> torch.Tensor:
         """How far a readable block is from its centre, in units of the radius; along the last dimension, no longer
@@ -148,10 +156,10 @@ def centres(side: int, channels: int, device: str = "cpu") -> dict[str, torch.Te
     }
 
 
-def _even(block: torch.Tensor) -> torch.Tensor:
+def even(block: torch.Tensor) -> torch.Tensor:
     """Of norm 1, or nothing."""
-    even: torch.Tensor = block / block.norm().clamp(min=1e-12)
-    return even
+    of_norm_1: torch.Tensor = block / block.norm().clamp(min=1e-12)
+    return of_norm_1
 
 
 def size_of(mask: torch.Tensor) -> torch.Tensor:
