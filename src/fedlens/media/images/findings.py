@@ -25,7 +25,7 @@ from fedlens.models.looks.psi import SIZE, Psi
 from fedlens.models.looks.two_sample import LEVEL, Group, Tested, two_groups
 from fedlens.report import comparison
 from fedlens.report.charts import Chart
-from fedlens.report.comparison import by_place
+from fedlens.report.comparison import Null, by_place
 from fedlens.report.report import Report
 from fedlens.report.values import TableRow
 
@@ -137,6 +137,7 @@ def report_of(
     kinds: Sequence[str] = (),
     glimpses: Sequence[Samples] = (),
     warnings: tuple[str, ...] = (),
+    null: Null | None = None,
     **about: Any,
 ) -> Report:
     """The first look is at the suspicious group, the second at the healthy one; `samples` are of what was fitted.
@@ -144,6 +145,8 @@ def report_of(
     `public` images look like those of the groups, if there are any; else others stand in. Functions of one's own
     (`kinds`) are no families, and are not tried.
     """
+    if null is not None:
+        raise ValueError("Expected no null: the noise of looks is known, and no models are trained to learn it.")
     both = seen(looks, samples, public)
     judged = both.judged
     report = comparison.compared(
