@@ -423,9 +423,9 @@ class Counted:
     @classmethod
     def of(cls, outcomes: Sequence[Outcome], fault: Planted, **about: Any) -> "Counted":
         names = Counter(outcome.names(fault) for outcome in outcomes)
-        found = sum(outcome.differ for outcome in outcomes)
+        differ = sum(outcome.differ for outcome in outcomes)
         right, amount, wrong = (names[key] for key in ("right", "amount", "wrong"))
-        counts: dict[str, Any] = {"found": found, "right": right, "amount": amount, "wrong": wrong}
+        counts: dict[str, Any] = {"found": differ, "right": right, "amount": amount, "wrong": wrong}
         return cls(fault=fault.name, draws=len(outcomes), **counts, **about)
 
 

@@ -15,7 +15,10 @@ from fedlens.models.looks.two_sample import Directions, Group, Tested
 
 TRIED_ON = 512  # images
 COMBINED = 5  # families of which any two may have come together
-REGION, FINER = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
+REGION, STEPS = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
+REFINED = 2  # faults whose amounts are looked at more closely
+FINER = 13  # amounts between two neighbours of the best
+ALONE = 0.75  # of a difference: one fault that explains more of it leaves no room for a second
 RARER = 0.01  # how much less likely two faults are than one
 CLASS_SHARES = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.6)  # that a class may have
 Moves = dict[str, np.ndarray]
@@ -75,15 +78,20 @@ class Tried:
         return whole | {name: np.zeros((len(moves), size)) for name, size in same.items()}
 
     def refined(self, candidate: Candidate) -> list[Trace]:
-        """Rectangles near one that does well: any edge but those of the image may lie a little off."""
-        if candidate.kind != REGION:
+        """The same fault, with amounts near the one that does well: tried, and not read off their neighbours."""
+        family = next((one for one in families(self._psi.body.channels) if one.kind == candidate.kind), None)
+        if family is None or len(family.amounts) == 1:
             return []
-        *edges, level = candidate.amount
-        steps = FINER if sum(0 < edge < 1 for edge in edges) <= 2 else FINER[1:-1]
-        nearby = [[edge + step for step in steps] if 0 < edge < 1 else [edge] for edge in edges]
-        family = next(family for family in families(self._psi.body.channels) if family.kind == REGION)
-        amounts = tuple((*place, level) for place in itertools.product(*nearby))
-        return [self._trace(dataclasses.replace(family, amounts=amounts))]
+        if family.kind == REGION:
+            return [self._trace(dataclasses.replace(family, amounts=_nearby(candidate.amount)))]
+        if len(family.amounts[0]) > 1:
+            return []
+        nothing = [] if family.nothing is None else [family.nothing]
+        numbers = sorted({*(amount[0] for amount in family.amounts), *nothing})
+        at = min(range(len(numbers)), key=lambda place: abs(numbers[place] - candidate.amount[0]))
+        ends = numbers[max(0, at - 1)], numbers[min(len(numbers) - 1, at + 1)]
+        between = tuple((float(number),) for number in np.linspace(*ends, FINER))
+        return [self._trace(dataclasses.replace(family, amounts=between, nothing=None))]
 
     def compositions(self, candidates: Sequence[Candidate]) -> list[Trace]:
         """One fault after another, of those that do best alone."""
@@ -106,17 +114,27 @@ class Tried:
         )
 
 
+def _nearby(rectangle: Amount) -> tuple[Amount, ...]:
+    """Any edge but those of the image may lie a little off."""
+    *edges, level = rectangle
+    steps = STEPS if sum(0 < edge < 1 for edge in edges) <= 2 else STEPS[1:-1]
+    moved = [[edge + step for step in steps] if 0 < edge < 1 else [edge] for edge in edges]
+    return tuple((*place, level) for place in itertools.product(*moved))
+
+
 def explanation(tested: Tested, traces: Sequence[Trace], tried: Tried, misfit: float) -> Explanation:
     """Of single faults; where none is named, of amounts between those that were tried, and of any two of the best."""
     alone = explained(tested, traces, misfit)
     if alone.named or not tested.differ or not alone.fits:
         return alone
-    finer = tried.refined(alone.fits[0])
+    finer = [trace for one in alone.fits[:REFINED] for trace in tried.refined(one)]
     if finer:
-        kept = [trace for trace in traces if trace.kind != finer[0].kind]
-        alone = explained(tested, [*kept, *finer], misfit)
-        if alone.named:
+        again = {trace.kind for trace in finer}
+        alone = explained(tested, [*(trace for trace in traces if trace.kind not in again), *finer], misfit)
+        if alone.named or not alone.fits:
             return alone
+    if alone.fits[0].explains > ALONE:
+        return alone
     return explained(tested, [*traces, *tried.compositions(alone.fits)], misfit)
 
 

@@ -91,7 +91,7 @@ class Explanation:
 def explained(comparison: Tested, traces: Sequence[Trace], misfit: float = MISFIT) -> Explanation:
     """Of faults whose moves are known."""
     data = _Data.of(comparison, misfit)
-    tried = [_Tried.of(data, trace.dense) for trace in traces]
+    tried = [_Tried.of(data, trace.dense) for trace in traces if data.shows(trace)]
     anything = sum(data.free.values())
     evidence = np.array([one.evidence for one in tried] + [anything])
     weights = np.exp(evidence - evidence.max())
@@ -118,6 +118,16 @@ class _Data:
             errors[row.name] = math.sqrt(max(chance + misfit**2 * real / size, 1e-18))
             numbers[row.name] = row.numbers / errors[row.name]
         return cls(numbers=numbers, errors=errors, free={name: _gain(row) for name, row in numbers.items()})
+
+    def shows(self, trace: Trace) -> bool:
+        """Whether there is anything for a fault to explain, in the blocks that it moves."""
+        moved = [name for name, rows in trace.moves.items() if rows.any()]
+        square, size = (sum(values) for values in zip(*map(self._square, moved), strict=True)) if moved else (0.0, 0)
+        return square > size
+
+    def _square(self, name: str) -> tuple[float, int]:
+        numbers = self.numbers[name]
+        return float(numbers @ numbers), numbers.size
 
 
 def _gain(numbers: np.ndarray) -> float:
