@@ -415,7 +415,7 @@ class Counted:
     epsilon: float
     share: float
     draws: int
-    found: int  # said to differ
+    differ: int  # said to
     right: int  # named, with the right amount
     amount: int  # named, with another amount
     wrong: int  # named as something else
@@ -425,7 +425,7 @@ class Counted:
         names = Counter(outcome.names(fault) for outcome in outcomes)
         differ = sum(outcome.differ for outcome in outcomes)
         right, amount, wrong = (names[key] for key in ("right", "amount", "wrong"))
-        counts: dict[str, Any] = {"found": differ, "right": right, "amount": amount, "wrong": wrong}
+        counts: dict[str, Any] = {"differ": differ, "right": right, "amount": amount, "wrong": wrong}
         return cls(fault=fault.name, draws=len(outcomes), **counts, **about)
 
 
@@ -505,7 +505,7 @@ def table(lines: Sequence[Counted]) -> str:
     epsilons = sorted({line.epsilon for line in lines}, reverse=True)
     rows: dict[tuple[str, str], dict[float, str]] = {}
     for line in lines:
-        cell = f"{line.found} / {line.right}" + (f" (amount {line.amount})" if line.amount else "")
+        cell = f"{line.differ} / {line.right}" + (f" (amount {line.amount})" if line.amount else "")
         cell += f" **wrong {line.wrong}**" if line.wrong else ""
         rows.setdefault((line.data, line.fault), {})[line.epsilon] = cell
     columns = ("data", "fault", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
