@@ -42,7 +42,7 @@ from fedlens.recipes.tables import Settings
 
 FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
-ENOUGH = 150  # units for each unit of noise: with fewer, means are seen better than how much images vary
+FEW, ENOUGH = 100, 400  # units for each unit of noise: with few, means are seen better than how much images vary
 RULES: tuple[Rule, ...] = (
     (LookSettings, "family examples readable", lambda _, recipe: _looks(recipe), "algorithm = 'look'"),
     (LookSettings, "frequencies jitter", lambda look, recipe: _looks(recipe, "moments"), "look.family = 'moments'"),
@@ -115,9 +115,10 @@ def _moments(recipe: Settings) -> Moments:
     noise = p.noise_multiplier or 3.7 / (p.epsilon or 1.0)  # about that of one release
     signal = p.units / max(noise, 1e-3)
     most = min(MOST_FREQUENCIES, side(recipe) ** 2)
-    factor, spread = (4, 0.7) if signal > ENOUGH else (2, 0.3)
+    factor, spread = (4, 0.7) if signal > FEW else (2, 0.3)
+    count, spread = (0.03, 0.8) if signal > ENOUGH else (0.05, spread)
     number = table.frequencies or min(max(round(factor * math.sqrt(signal)), 16), most)
-    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number, spread=spread)
+    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number, count=count, spread=spread)
 
 
 def drawing(recipe: Settings) -> Network | Gaussian:
