@@ -14,6 +14,7 @@ import os
 import pathlib
 import tempfile
 import time
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ def main() -> None:
         started = time.perf_counter()
         first: dict[str, float] = {}
 
-        def watch(selection: str, done: int, rounds: int, facts: dict) -> None:
+        def watch(selection: str, done: int, rounds: int, facts: dict[str, Any]) -> None:
             first.setdefault(selection, time.perf_counter())
             first[f"{selection} done"] = time.perf_counter()
 

@@ -60,7 +60,8 @@ class Critic(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(critic.hidden or features, 1))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images).squeeze(1)
+        scores: torch.Tensor = self.layers(images).squeeze(1)
+        return scores
 
 
 class Round:
@@ -100,7 +101,8 @@ class Round:
             fake = gan.generator.images(trees.part(self.state, "generator"), latents)
         mixed = (real + torch.rand(len(real), 1, 1, 1, device=self.device) * (fake - real)).requires_grad_()
         (slope,) = torch.autograd.grad(self.critic(mixed).sum(), mixed, create_graph=True)
-        return self.critic(fake).mean() - self.critic(real).mean() + penalty(slope)
+        loss: torch.Tensor = self.critic(fake).mean() - self.critic(real).mean() + penalty(slope)
+        return loss
 
     def lean(self, users: int) -> None:
         total: Tree = {}
@@ -135,7 +137,7 @@ class Round:
         return scores[kept : 2 * kept].mean() - scores[:kept].mean() + penalty(gradient)
 
     def engine(self) -> SimulatedCurator:
-        """A whole round through the door: charge, local work, bounds, exact sum, noise."""
+        """A whole round through the curator: charge, local work, bounds, exact sum, noise."""
         if self.curator is None:
             plan = Plan(
                 sampling=Everyone(),
@@ -176,7 +178,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 def measured(network: str, users: int, device: str, repeats: int) -> dict[str, Any]:
     work = Round(NETWORKS[network], users, device)
     few = min(users, (10 if network == "paper" else 50) if device == "cpu" else 20)
-    ways = {
+    ways: dict[str, tuple[Callable[[], object], int]] = {
         "plain": (lambda: work.plain(few), few),
         "lean": (lambda: work.lean(few), few),
         "engine": (work.engine, users),
@@ -190,6 +192,7 @@ def measured(network: str, users: int, device: str, repeats: int) -> dict[str, A
         for name, (way, count) in ways.items():
             rates[name].append(count / seconds(way, device))
     medians = {name: statistics.median(values) for name, values in rates.items()}
+    assert work.curator is not None
     return {"network": network, "users": users, **medians, "memory": memory, "engine chosen": work.curator.engine}
 
 

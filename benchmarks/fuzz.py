@@ -17,6 +17,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "tests"))
 SECONDS, MEGABYTES = 5.0, 1000  # what no input may take
@@ -56,9 +57,10 @@ def _peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measured(name: str, first: int, inputs: int) -> dict:
+def measured(name: str, first: int, inputs: int) -> dict[str, Any]:
     """Of one reader; after a process that ended, another goes on behind the input that ended it."""
-    total = {"inputs": inputs, "accepted": 0, "slowest": 0.0, "where": first, "escapes": {}, "peak": 0.0, "start": 0.0}
+    total: dict[str, Any] = {"inputs": inputs, "accepted": 0, "slowest": 0.0, "where": first}
+    total |= {"escapes": {}, "peak": 0.0, "start": 0.0}
     done = first
     while done < first + inputs:
         with tempfile.TemporaryDirectory() as folder:

@@ -77,7 +77,7 @@ class Users:
         """Of one user's gradient: products of matrices, as they are run."""
         with FlopCounterMode(display=False) as counter:
             self.loop(1)
-        return counter.get_total_flops()
+        return int(counter.get_total_flops())
 
 
 def plain_loss(model: LanguageModel, params: Tree, sequences: torch.Tensor) -> torch.Tensor:

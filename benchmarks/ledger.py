@@ -224,7 +224,8 @@ class Killer:
     def __init__(self, folder: pathlib.Path, seed: int, seconds: float) -> None:
         self._folder, self._random, self._seconds = folder, random.Random(seed), seconds
         self._context, self._numbers = spawner(), itertools.count()
-        self.kills, self.finished, self.errors = 0, 0, []
+        self.kills, self.finished = 0, 0
+        self.errors: list[str] = []
 
     def once(self, target: Callable[..., None], *arguments: Any, spare: bool = False) -> bool:
         """Whether it came to its end, unkilled."""
@@ -241,8 +242,9 @@ class Killer:
         if errors.exists():
             self.errors.append(errors.read_text())
         self._seconds *= 0.7
-        self.finished += process.exitcode == 0
-        return process.exitcode == 0
+        ended = bool(process.exitcode == 0)
+        self.finished += ended
+        return ended
 
 
 def survived(address: str, folder: pathlib.Path, kills: int = 200, lanes: int = 4, batch: int = 50) -> Toll:
@@ -344,7 +346,8 @@ def filled(address: str, entries: int, plans: list[Plan], parts: int = 2) -> Non
 
     def add(kind: str, run: str, release: int = -1, body: dict[str, Any] | None = None) -> None:
         nonlocal previous
-        place = {"run": run, "stage": "train" if kind != "close" else "", "release": release, "query": f"{release}"}
+        stage = "train" if kind != "close" else ""
+        place: dict[str, Any] = {"run": run, "stage": stage, "release": release, "query": f"{release}"}
         text = json.dumps(body or {}, sort_keys=True)
         entry = Entry(
             id=next(numbers), at=at, kind=kind, who="bench", population="users", **place, body=text, signer="",
@@ -392,13 +395,13 @@ def priced(address: str, entries: int, plans: list[Plan]) -> dict[str, Any]:
     """What a ledger of so many entries costs."""
     filled(address, entries, plans)
     ledger = Ledger(address)
-    number, standing = ledger.head()[0], [None]
-    price = seconds(lambda: standing.append(ledger.standing("users", KIND)))
-    problems: list[str] = []
+    number, standings = ledger.head()[0], []
+    price = seconds(lambda: standings.append(ledger.standing("users", KIND)))
+    promised, problems = standings[-1].promised, list[str]()
     verify = seconds(lambda: problems.extend(ledger.verify()))
     return {
         "entries": number,
-        "epsilon": standing[-1].promised.epsilon,
+        "epsilon": promised.epsilon if promised else 0.0,
         "price": price,
         "verify": verify,
         "problems": problems,

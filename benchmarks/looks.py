@@ -171,10 +171,10 @@ def measured(family: str, unit: str, options: argparse.Namespace, folder: pathli
 def peak_of_process(row: tuple[Any, ...]) -> list[str]:
     """Of a process that does nothing else."""
     command = [sys.executable, __file__, "--memory-of", json.dumps(row)]
-    told = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    made = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     family, unit, units, each, side, size = row
-    cells = [family, f"{units:,} {unit}s x {each}, {side} x {side}", f"{size:,}", told["chosen"], f"{told['took']:.1f}"]
-    return [*cells, f"{told['before']:.2f}", f"{told['peak']:.2f}"]
+    cells = [family, f"{units:,} {unit}s x {each}, {side} x {side}", f"{size:,}", made["chosen"], f"{made['took']:.1f}"]
+    return [*cells, f"{made['before']:.2f}", f"{made['peak']:.2f}"]
 
 
 def memory_of(row: tuple[Any, ...]) -> dict[str, Any]:
@@ -186,6 +186,7 @@ def memory_of(row: tuple[Any, ...]) -> dict[str, Any]:
         before = gibibytes("VmHWM")
         opened = curator(units, psi, "cpu")
         took, _ = seconds(lambda: opened.noisy_mean(OneLook(psi=psi).contribute, {}), "cpu")
+    assert opened.engine is not None
     chosen = f"{opened.engine.chunk} x {opened.engine.workers}"
     return {"took": took, "before": before, "peak": gibibytes("VmHWM"), "chosen": chosen}
 

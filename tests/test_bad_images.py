@@ -16,6 +16,7 @@ from command_line import fedlens, interrupted, ran, run_folder, standing
 from safetensors import safe_open
 from safetensors.torch import save_file
 from toy_images import BOTH, EACH, EXAMPLES, ROWS, SECRET, SIDE, USERS, classifier, columns, written
+from toys import with_one
 
 from fedlens.algorithms import HeadCount
 from fedlens.core import files
@@ -31,8 +32,9 @@ from fedlens.media.images.medium import Images
 from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.tables import Bug
+from fedlens.recipes.toml import RecipeError
 from fedlens.runs import preparation
 from fedlens.runs import reporting as run_reports
 from fedlens.runs import run as runs
@@ -169,12 +171,7 @@ def mixed_sizes():
     return images
 
 
-def with_label(value):
-    labels = columns()["y"]
-    labels[17] = value
-    return labels
-
-
+LABELS = columns()["y"]
 ATTRIBUTE = '[selections.new]\nby = "attribute"\nattribute = "version"\nvalues = [1]'
 VERSION = {"more": 'attributes = ["version"]'}
 BAD_DATA = {
@@ -182,8 +179,8 @@ BAD_DATA = {
     "colour": ({"x": np.zeros((ROWS, 3, SIDE, SIDE), np.uint8)}, ["channels 3"]),
     "colour, channels last": ({"x": np.zeros((ROWS, SIDE, SIDE, 3), np.uint8)}, [r"\(8, 8, 3\)"]),
     "another size": ({"x": np.zeros((ROWS, 12, 12), np.uint8)}, ["side"]),
-    "a label no conditional model knows": ({"model": "classes = 10", "y": with_label(10)}, ["their owner says"]),
-    "a negative label": ({"selections": BOTH, "y": with_label(-1)}, ["fedlens data check d.npz"]),
+    "a label no conditional model knows": ({"model": "classes = 10", "y": with_one(LABELS, 10)}, ["their owner says"]),
+    "a negative label": ({"selections": BOTH, "y": with_one(LABELS, -1)}, ["fedlens data check d.npz"]),
     "an attribute of floats": ({"selections": ATTRIBUTE, "version": np.ones(ROWS), **VERSION}, ["version"]),
     "an attribute of NaN": ({"selections": ATTRIBUTE, "version": np.full(ROWS, np.nan), **VERSION}, ["version"]),
     "columns of different lengths": ({"selections": BOTH, "y": np.zeros(3, np.int64)}, ["one length"]),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedlens
+from toys import with_one
 
 from fedlens.algorithms import OneLook, settings
 from fedlens.core import tensorfiles
@@ -71,12 +72,6 @@ def assert_free(folder):
             assert (population["spent_and_reserved"] or {"epsilon": 0})["epsilon"] == 0
 
 
-def label(value):
-    labels = columns()["y"]
-    labels[17] = value
-    return labels
-
-
 def nan():
     images = (columns()["x"] / 127.5 - 1).astype(np.float32)
     images[17, 2, 2] = np.nan
@@ -124,9 +119,9 @@ def test_images_that_are_all_equal_are_no_error(tmp_path, sets):
 
 
 UNUSABLE = {
-    "a class beyond the declared ones": ("npz", {"y": label(12)}),
-    "a class beyond them, in a folder": ("folder", {"y": label(12)}),
-    "a negative class": ("npz", {"y": label(-1)}),
+    "a class beyond the declared ones": ("npz", {"y": with_one(columns()["y"], 12)}),
+    "a class beyond them, in a folder": ("folder", {"y": with_one(columns()["y"], 12)}),
+    "a negative class": ("npz", {"y": with_one(columns()["y"], -1)}),
     "NaN": ("npz", {"x": nan()}),
     "NaN, in a folder": ("folder", {"x": nan()}),
     "another size": ("npz", {"x": np.zeros((ROWS, 12, 12), np.uint8)}),

@@ -26,7 +26,8 @@ from fedlens.media.text.samples import TextModel, Texts
 from fedlens.models import words
 from fedlens.models.lstm import LanguageModel
 from fedlens.privacy import Everyone, L2Clip, Plan
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError
 from fedlens.runs import preparation
 from fedlens.runs.run import Run
 

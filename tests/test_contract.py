@@ -48,8 +48,10 @@ from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.psi import Psi
+from fedlens.models.looks.sentences import as_symbols
+from fedlens.models.looks.texts import TextPsi
 from fedlens.models.lstm import LanguageModel
-from fedlens.models.words import spelled
+from fedlens.models.words import Vocabulary, spelled
 from fedlens.privacy import Balanced, Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
 
 # Toys of what is to come
@@ -255,6 +257,13 @@ def speakers(width=8):
     return Population.from_arrays("speakers", {"x": x}, COUNTS)
 
 
+def sentences():
+    known = Vocabulary(words=("the", "cat", "is"), provenance="")
+    spoken = (["the cat is", "a cat , a cat", "it is 10", "the the", ""] * 5)[: COUNTS.sum()]
+    x = np.stack([as_symbols(sentence.split(), known, width=24) for sentence in spoken])
+    return Population.from_arrays("sentences", {"x": x}, COUNTS)
+
+
 def judged():
     accuracy = np.array([0.2, 0.9, -1.0, 1.0, 0.0, 0.55, 0.5])
     return Population.from_arrays("judged", {"accuracy": accuracy}, np.array([1, 1, 1, 1, 1, 1, 1]))
@@ -308,6 +317,12 @@ CASES = {
         population=pictures().by_example(),
         bound=L2Clip(norm=1.0),
         unit=Unit.EXAMPLE,
+        releases=1,
+    ),
+    "look, text": lambda: Case(
+        algorithm=OneLook.configured(asked(TextPsi(examples=3))),
+        population=sentences(),
+        bound=L2Clip(norm=1.0),
         releases=1,
     ),
     "head-count": lambda: Case(

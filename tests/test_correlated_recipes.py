@@ -21,7 +21,8 @@ from fedlens.media.text import settings
 from fedlens.media.text.samples import TextModel
 from fedlens.privacy import Balanced, Everyone, MatrixPlan, Neighbours, Plan, accounting
 from fedlens.privacy.matrix import Banded, BinaryTree, Identity, squared_sensitivity
-from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError, to_toml
 from fedlens.runs import planning
 from fedlens.runs.run import Run
 

@@ -84,7 +84,7 @@ def test_a_recipe_that_says_rounds_and_clip_is_left_alone():
 
 def test_a_resolved_recipe_stays_as_it_is():
     """Or a resumed run would find another one."""
-    from fedlens.recipes.recipe import to_toml
+    from fedlens.recipes.toml import to_toml
 
     for sets in ((), ("privacy.epsilon=0.3",), ("model.size=small",), ("privacy.adaptive_clip={ start = 0.2 }",)):
         recipe = opened(*sets)

@@ -13,11 +13,12 @@ import typer
 
 import fedlens
 from fedlens.cli import app
+from fedlens.recipes import toml
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fedlens"
-PLACES = (ROOT, ROOT / "docs", ROOT / "docs" / "results", *(ROOT / "src").rglob("augenstein2020"))
-DOCUMENTS = sorted(str(path.relative_to(ROOT)) for place in PLACES for path in place.glob("*.md"))
+PLACES = (ROOT.glob("*.md"), *((ROOT / folder).rglob("*.md") for folder in ("docs", "src", "tests", "examples")))
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for place in PLACES for path in place)
 WIDTH = 100
 FOLDERS = (".ci", "benchmarks", "docs", "recipes", "src", "tests", "tools")
 OF_A_FILE = r".*\.(toml|jsonl?|txt|np[yz]|parquet|pt2|safetensors|html|md|sqlite|pem|py)"
@@ -108,8 +109,8 @@ def is_of_a_module(parts):
 
 
 def is_setting(parts):
-    fields = {name for names in members().values() for name in names}
-    return parts[0] in fedlens.Recipe.model_fields and set(parts[1:]) <= fields
+    """By the tables that a recipe is made of."""
+    return all(part in toml.fields(fedlens.Recipe, parts[:at]) for at, part in enumerate(parts))
 
 
 def is_of_a_class(parts):
@@ -218,6 +219,17 @@ def test_the_page_of_the_public_api_is_up_to_date():
     assert text_of("docs/api.md") == api.page(), "run `make api`"
 
 
+def unfinished(text):
+    """What is said of methods, where it ends in the middle of a sentence."""
+    methods = re.split(r"\n(?=- `|\n|#)", text)
+    return [said for said in map(str.strip, methods) if re.match(r"- `[^`]+`: ", said) and said[-1] not in ".:?!"]
+
+
+def test_the_page_of_the_public_api_speaks_in_whole_sentences():
+    assert unfinished(text_of("docs/api.md")) == []
+    assert unfinished("- `a()`: One of\n  two.\n- `b() -> int`: One of\n- `c()`\n\n## d") == ["- `b() -> int`: One of"]
+
+
 def test_the_oldest_versions_that_are_allowed_are_those_that_are_tried():
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
@@ -228,6 +240,16 @@ def test_the_oldest_versions_that_are_allowed_are_those_that_are_tried():
     assert pins.pop("torch") == newest["torch"]  # an older one would bring CUDA
     assert {name: pin for name, pin in pins.items() if not f"{pin}.".startswith(f"{bounds.get(name, pin)}.")} == {}
     assert set(bounds) - {"torch"} <= set(pins)
+
+
+def test_the_design_opens_with_the_whole_house_and_one_run_in_at_most_ten_stops():
+    house, run = (part.split("\n## ")[0] for part in text_of("docs/design.md").split("\n## ", 3)[1:3])
+    pictured = re.findall(r"[a-z.]+", " ".join(line for line in house.splitlines() if line.startswith("    ")))
+    rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
+    assert house.startswith("The house\n")
+    assert sorted(rooms - set(pictured)) == []
+    assert run.startswith("One run")
+    assert 5 <= len(re.findall(r"^\d+\. ", run, re.MULTILINE)) <= 10
 
 
 def test_the_changelog_knows_this_version():

@@ -295,8 +295,8 @@ MUTATIONS = {
     ),
     "the whole price of sampled plans that were begun": (
         "ledger/spending.py",
-        "return carried_out(plan, releases) if is_gaussian(plan) else plan",
-        "return carried_out(plan, releases)",
+        "return charged_as(plan, releases) if is_gaussian(plan) else plan",
+        "return charged_as(plan, releases)",
         "test_filters.py::test_a_sampled_plan_that_was_begun_is_owed_whole_and_one_that_was_not_is_returned[sqlite]",
     ),
     "the promised price": (

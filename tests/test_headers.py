@@ -13,7 +13,7 @@ from toys import raw, rebuilt, rows, unguarded
 
 from fedlens.core import tensorfiles
 from fedlens.ledger import Ledger
-from fedlens.media import opening as inspection
+from fedlens.media import opening
 from fedlens.privacy.guarantee import UNVERIFIED
 
 PAIR = toys.SHORT_PAIR
@@ -43,7 +43,7 @@ def run(honest, tmp_path):
 
 def forged(path, **changes):
     """A header that promises more: a hundred times the noise."""
-    model = inspection.opened(path)
+    model = opening.opened(path)
     plans = tuple(dataclasses.replace(plan, noise_multiplier=900.0) for plan in model.spending.plans)
     spending = dataclasses.replace(model.spending, plans=plans)
     dataclasses.replace(model, **{"spending": spending} | changes).save(path)
@@ -103,7 +103,7 @@ def test_what_the_ledger_confirms_is_told_without_a_doubt(run, tmp_path, command
 def test_whatever_was_changed_in_a_file_the_hash_in_the_ledger_tells(run, tmp_path):
     """The delta, say, which no plan names."""
     path = run / "low" / "model.safetensors"
-    forged(path, delta=0.5, spending=inspection.opened(path).spending)
+    forged(path, delta=0.5, spending=opening.opened(path).spending)
     done = fedlens(*commands(run, tmp_path)["sample"])
     assert done.code == 2
     assert "of the ledger names; it was changed" in done.err
@@ -115,7 +115,7 @@ def test_whatever_was_changed_in_a_file_the_hash_in_the_ledger_tells(run, tmp_pa
 )
 def test_an_account_that_is_not_the_booked_one_confirms_nothing(run, tmp_path, change):
     path = run / "low" / "model.safetensors"
-    model = inspection.opened(path)
+    model = opening.opened(path)
     account = dataclasses.replace(model.spending.account, **change)
     forged(path, spending=dataclasses.replace(model.spending, account=account))
     done = fedlens(*commands(run, tmp_path)["sample"])

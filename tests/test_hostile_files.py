@@ -32,7 +32,8 @@ from fedlens.models.lstm import LanguageModel
 from fedlens.models.words import Vocabulary
 from fedlens.privacy import Everyone, L2Clip, MatrixPlan, Plan, Poisson
 from fedlens.privacy.matrix import BinaryTree, Identity
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError
 
 INPUTS = 60
 

@@ -6,6 +6,7 @@ import json
 import pathlib
 import re
 import shutil
+import tomllib
 
 import numpy as np
 import pytest
@@ -212,9 +213,21 @@ def test_one_name_is_one_class():
 def test_no_variable_says_only_that_it_was_told_or_found():
     """One in the fit of a look does."""
     trees = [(path.name, ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")]
-    nodes = [(file, node) for file, tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    names = {(file, node.id) for file, node in nodes if isinstance(node.ctx, ast.Store)}
+    nodes = [(file, node) for file, tree in trees for node in ast.walk(tree)]
+    names = {(file, node.id) for file, node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {(file, node.arg) for file, node in nodes if isinstance(node, ast.arg)}
     assert {(file, name) for file, name in names if name in {"told", "found", "felt"}} <= {("fitting.py", "told")}
+    assert ("recipe.py", "overrides") in names
+
+
+def test_types_are_checked_everywhere_but_in_tests_and_others_are_told_so():
+    root = TESTS.parent
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["mypy"]
+    scripts = {path.parts[0] for path in (path.relative_to(root) for path in root.glob("[a-z]*/*.py"))} - {"tests"}
+    assert settings["strict"] is True
+    assert set(settings["files"]) == {"src/fedlens", *scripts}
+    assert scripts == {"benchmarks", "examples", "tools"}
+    assert (SOURCE / "py.typed").exists()
 
 
 def test_the_top_of_the_package_is_a_list_of_rooms():

@@ -2,13 +2,16 @@
 
 import ast
 import fnmatch
+import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 import fedlens
+from fedlens import algorithms
 
 ROOT = pathlib.Path(fedlens.__file__).parent
 
@@ -246,9 +249,32 @@ def test_importing_the_command_line_loads_nothing_heavy():
     assert loaded_by("import fedlens.cli") == []
 
 
+def threads(statement, **surroundings):
+    """What the threads of torch do while they wait, by their own word: how many turns they spin, before they sleep."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    said = subprocess.run(
+        [sys.executable, "-c", f"{statement}; import torch"],
+        env=kept | {"OMP_DISPLAY_ENV": "verbose"} | surroundings,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (turns,) = set(re.findall(r"GOMP_SPINCOUNT = '(\w+)'", said.stderr))
+    return turns
+
+
+def test_threads_sleep_while_they_wait_unless_somebody_wants_them_to_spin():
+    """Beside one other busy process, threads that spin took more than twenty times as long."""
+    assert threads("import fedlens") == "0"
+    assert threads("pass") != "0"
+    assert threads("import fedlens", OMP_WAIT_POLICY="active") != "0"
+
+
 def test_every_public_name_is_where_the_package_says():
     """The package loads its names late, so a wrong home would be noticed late as well."""
     missing = [name for name in fedlens.__all__ if not hasattr(fedlens, name)]
     assert missing == []
+    assert {kind.__name__ for kind in algorithms.ALGORITHMS.values()} <= set(fedlens.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         fedlens.nonsense  # noqa: B018

@@ -8,7 +8,7 @@ import stat
 
 import numpy as np
 import pytest
-from command_line import GUARANTEE, SECRET, answer, fedlens, stopped_after_a_round, written
+from command_line import GUARANTEE, SECRET, answer, fedlens, interrupted, stopped_after_a_round, written
 from toys import SHORT as TINY
 from toys import SHORT_PAIR as PAIR
 from toys import edit, raw, rows, unguarded
@@ -567,14 +567,7 @@ def test_a_head_that_does_not_fit_fails_and_one_that_is_none_is_a_mistake(book):
 
 
 def test_closing_a_run_that_was_given_up_is_no_reason_for_an_alarm(tmp_path, book, out, monkeypatch):
-    trained = runs.Run._trained
-
-    def given_up(self, selection, *others):
-        if selection == "high":
-            raise KeyboardInterrupt
-        return trained(self, selection, *others)
-
-    monkeypatch.setattr(runs.Run, "_trained", given_up)
+    interrupted(monkeypatch, runs.Run, "_trained", when=lambda run, group, *others: group == "high")
     done = run(written(tmp_path, PAIR), out, book)
     assert done.code == 130
     assert list(out.glob("*/low/model.safetensors"))

@@ -26,7 +26,8 @@ from fedlens.models.looks.generators import Gaussian, Network
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.psi import BODY, LABELS, Psi
 from fedlens.privacy.guarantee import UNVERIFIED
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError
 
 BODIES = [
     Embedding(side=8, features=42),

@@ -12,7 +12,7 @@ import torch
 import toys
 from hypothesis import given
 from hypothesis import strategies as st
-from toys import same
+from toys import same, vectors
 
 from fedlens.core import files, trees
 from fedlens.core.randomness import Randomness
@@ -132,11 +132,6 @@ def test_rows_that_were_torn_pass_for_no_others():
     names.add(whole.name)
     answered(whole, "a")
     assert len(names | {whole.name}) == 2 * 2 + 2  # torn, and answered on torn rows; whole before, and after
-
-
-def vectors(rows):
-    rows = np.asarray(rows, dtype=np.float32)
-    return Population.from_arrays("vectors", {"x": rows}, np.ones(len(rows), np.int64))
 
 
 def plan(noise=1.0, releases=4, sampling=None):

@@ -19,7 +19,8 @@ from fedlens.media.opening import opened
 from fedlens.media.text.samples import NgramModel, Texts
 from fedlens.models.markov import SYMBOLS
 from fedlens.models.words import unspelled
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError
 from fedlens.runs import reporting as run_reports
 from fedlens.runs.run import Run
 

@@ -1,6 +1,5 @@
 """Image populations of other formats: what went in comes out, broken ones are refused whole, and nobody is quoted."""
 
-import builtins
 import gzip
 import io
 import json
@@ -11,6 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 from PIL import Image
+from toys import without_library
 
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population
@@ -543,14 +543,7 @@ def test_a_disk_that_fails_leaves_nothing(tmp_path, rows, monkeypatch):
 @pytest.mark.parametrize(("name", "form"), [("pyarrow", "parquet"), ("h5py", "hdf5")])
 def test_a_missing_library_is_named_with_its_cure(tmp_path, rows, name, form, monkeypatch):
     source, _ = FORMATS[form](tmp_path, rows)
-    really = builtins.__import__
-
-    def without(module, *args):
-        if module.split(".")[0] == name:
-            raise ImportError(module)
-        return really(module, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    without_library(monkeypatch, name)
     with pytest.raises(ValueError, match=rf"Expected {name} to read \w+: pip install 'fedlens\[readers\]'\."):
         readers.convert(source, tmp_path / "out")
 

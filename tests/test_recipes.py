@@ -15,7 +15,8 @@ from fedlens.ledger import Budget, Ledger, guarantee
 from fedlens.media.images.faults import FAULTS
 from fedlens.privacy import Everyone, L2Clip, Poisson, UpdateAndBit, accounting
 from fedlens.recipes import templates
-from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError, to_toml
 from fedlens.runs import planning
 from fedlens.runs.run import Run
 

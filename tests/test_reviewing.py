@@ -10,7 +10,8 @@ from toys import account, budget, item, plan, rebuilt, rows, unguarded
 
 from fedlens.cli.options import shown
 from fedlens.ledger import Ledger
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import to_toml
 
 BUDGET = ["--population", "digits", "--epsilon", 10, "--delta", 1e-5, "--review"]
 

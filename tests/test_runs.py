@@ -1,7 +1,6 @@
 """Run folders: whole, honest, resumable to the same end, and silent about the people in the data."""
 
 import dataclasses
-import errno
 import hashlib
 import json
 import math
@@ -17,7 +16,7 @@ import pytest
 import torch
 import toys
 from safetensors import safe_open
-from toys import PAIR, TINY, assert_same, created, measured, named, quiet
+from toys import PAIR, TINY, assert_same, created, full_disk, measured, named, quiet
 
 from fedlens.core import files, tensorfiles
 from fedlens.curators import site
@@ -30,7 +29,8 @@ from fedlens.media.images import reading as data
 from fedlens.media.images.medium import Images
 from fedlens.media.images.samples import Model, Samples
 from fedlens.models.classifier import ConvClassifier, Primary
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import to_toml
 from fedlens.runs import folder as run_folders
 from fedlens.runs import preparation
 from fedlens.runs import reporting as run_reports
@@ -248,19 +248,10 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path, finished):
 
 @pytest.mark.parametrize("failing", [1, 2, 3])
 def test_a_full_disk_during_a_checkpoint_costs_nothing(tmp_path, monkeypatch, finished, failing):
-    write, tried = files.write, []
-
-    def full(path, content):
-        if path.name == "checkpoint.safetensors":
-            tried.append(path)
-            if len(tried) >= failing:
-                raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
-
     run = created(tmp_path)
     monkeypatch.setattr(run_folders, "CHECKPOINT_SECONDS", 0.0)
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write", full)
+        full_disk(patched, "checkpoint.safetensors", after=failing - 1)
         with pytest.raises(OSError, match="No space left"):
             run.executed(quiet)
     assert entries(run) == paid(run, failing)
@@ -270,16 +261,9 @@ def test_a_full_disk_during_a_checkpoint_costs_nothing(tmp_path, monkeypatch, fi
 
 
 def test_a_disk_that_is_full_when_the_model_is_saved_costs_nothing(tmp_path, monkeypatch, finished):
-    write = files.write
-
-    def full(path, content):
-        if path.name == "model.safetensors":
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
-
     run = created(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(files, "write", full)
+        full_disk(patched, "model.safetensors")
         with pytest.raises(OSError, match="No space left"):
             run.executed(quiet)
     Run.opened(run.folder).executed(quiet)

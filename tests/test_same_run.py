@@ -4,13 +4,14 @@ import dataclasses
 import json
 
 import pytest
-from command_line import fedlens, written
+from command_line import fedlens, interrupted, written
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from toys import SHORT_PAIR as PAIR
 from toys import account, budget, item, plan, problems, rebuilt, rows, unguarded
 
 from fedlens.ledger import Ledger, NotApprovedError, keys
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import to_toml
 from fedlens.runs import run as runs
 
 
@@ -142,16 +143,9 @@ def test_a_name_that_begins_alike_is_another_name(signed):
 
 def test_an_edited_recipe_does_not_train_everybody_twice(tmp_path, monkeypatch):
     """Stopped after one group; recipe.toml and run.json are edited to agree with each other; --resume."""
-    trained = runs.Run._trained
-
-    def stopped(self, selection, *others):
-        if selection == "high":
-            raise KeyboardInterrupt
-        return trained(self, selection, *others)
-
     out = tmp_path / "runs"
     with monkeypatch.context() as patched:
-        patched.setattr(runs.Run, "_trained", stopped)
+        interrupted(patched, runs.Run, "_trained", when=lambda run, group, *others: group == "high")
         assert fedlens("run", written(tmp_path, PAIR), "--out", out).code == 130
     (folder,) = out.glob("tiny-*")
     text = (folder / "recipe.toml").read_text()

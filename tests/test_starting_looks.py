@@ -10,7 +10,8 @@ from fedlens.media import opening
 from fedlens.media.images import looks
 from fedlens.models.looks.fitting import DivergedError, Fit
 from fedlens.privacy import accounting
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError
 from fedlens.runs.folder import FolderKeeper
 
 STARTED = """

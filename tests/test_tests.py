@@ -1,6 +1,7 @@
 """The tests themselves: each of them claims something, and none claims it of nothing."""
 
 import ast
+import collections
 import functools
 import pathlib
 
@@ -73,6 +74,20 @@ def test_nothing_is_asserted_that_is_always_true():
         for part in ast.walk(ast.parse((HERE / f"{module}.py").read_text())):
             if isinstance(part, ast.Assert):
                 assert not isinstance(part.test, ast.Constant | ast.Tuple | ast.JoinedStr), (module, part.lineno)
+
+
+def bodies(source):
+    """What its functions do, in three lines or more."""
+    functions = [part for part in ast.walk(ast.parse(source)) if isinstance(part, ast.FunctionDef)]
+    texts = (ast.unparse(part.body[1:] if ast.get_docstring(part) else part.body) for part in functions)
+    return {text for text in texts if text.count("\n") >= 2}
+
+
+def test_what_tests_share_is_typed_once():
+    typed = collections.Counter(text for module in MODULES for text in bodies((HERE / f"{module}.py").read_text()))
+    assert [text for text, files in typed.items() if files > 1] == []
+    one, other = (f"def {name}(x):\n    'So.'\n    x += 1\n    y = 2\n    return x * y" for name in "fg")
+    assert bodies(one) == bodies(other) == {"x += 1\ny = 2\nreturn x * y"}
 
 
 def test_what_tests_share_is_in_no_test():

@@ -1,7 +1,6 @@
 """Text populations of other formats: what went in comes out, broken ones are refused whole, and nobody is quoted."""
 
 import ast
-import builtins
 import contextlib
 import gzip
 import io
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from toys import without_library
 
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population
@@ -769,14 +769,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, rows, swap, l
 @pytest.mark.parametrize(("name", "form"), [("pyarrow", "parquet"), ("h5py", "hdf5")])
 def test_a_missing_library_is_named_with_its_cure(tmp_path, rows, name, form, monkeypatch):
     source = FORMATS[form](tmp_path, rows)
-    really = builtins.__import__
-
-    def without(module, *args):
-        if module.split(".")[0] == name:
-            raise ImportError(module)
-        return really(module, *args)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    without_library(monkeypatch, name)
     with pytest.raises(ValueError, match=rf"Expected {name} to read \w+: pip install 'fedlens\[readers\]'\."):
         readers.convert_text(source, tmp_path / "out")
 

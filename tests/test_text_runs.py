@@ -22,7 +22,8 @@ from fedlens.media.text.reading import TextReading
 from fedlens.media.text.samples import TextModel, Texts
 from fedlens.models import words
 from fedlens.privacy import Neighbours, Unit, rounded
-from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError
 from fedlens.runs import planning
 from fedlens.runs import reporting as run_reports
 from fedlens.runs import run as runs

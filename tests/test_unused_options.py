@@ -4,7 +4,8 @@ import pytest
 from toys import PAIR, TINY
 
 from fedlens.recipes import problems as recipe_problems
-from fedlens.recipes.recipe import Recipe, RecipeError, to_toml
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.toml import RecipeError, to_toml
 
 TEXT = """
 name = "sentences"

@@ -1,8 +1,10 @@
 """What many tests share: plans, people, engines, ledgers with what anyone can do behind their back, tiny recipes."""
 
+import builtins
 import contextlib
 import dataclasses
 import datetime
+import errno
 import os
 import sqlite3
 import types
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedlens.core import files
 from fedlens.curators.simulated import Engine
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Budget, Entry, Item, Ledger, LedgerError, Spending, is_remote, storage
@@ -97,6 +100,13 @@ def vectors(rows):
     return Population.from_arrays("vectors", {"x": rows}, np.ones(len(rows), np.int64))
 
 
+def with_one(array, value, at=17):
+    """A copy in which one number is another."""
+    changed = array.copy()
+    changed[at] = value
+    return changed
+
+
 def same(left, right):
     """Whether two trees have the same leaves, to the last bit."""
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
@@ -107,6 +117,35 @@ def assert_same(left, right):
     assert left.keys() == right.keys()
     for name in left:
         assert torch.equal(left[name], right[name]), name
+
+
+# What goes wrong
+
+
+def full_disk(patched, name, after=0):
+    """There is no room for the file of that name; there was for the first few that were written."""
+    write, tried = files.write, []
+
+    def full(path, content):
+        if path.name == name:
+            tried.append(path)
+            if len(tried) > after:
+                raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    patched.setattr(files, "write", full)
+
+
+def without_library(patched, name):
+    """As if nobody had installed it."""
+    really = builtins.__import__
+
+    def without(module, *args):
+        if module.split(".")[0] == name:
+            raise ImportError(module)
+        return really(module, *args)
+
+    patched.setattr(builtins, "__import__", without)
 
 
 # Runs that do not depend on the weather

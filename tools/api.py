@@ -59,7 +59,7 @@ def _inherited(thing: type, node: ast.ClassDef) -> list[ast.stmt]:
 
 
 def _name(line: Any) -> str:
-    return line.target.id if isinstance(line, ast.AnnAssign) else getattr(line, "name", "")
+    return _source(line.target) if isinstance(line, ast.AnnAssign) else getattr(line, "name", "")
 
 
 def _written(thing: Any) -> str:
@@ -90,8 +90,8 @@ def _signature(name: str, thing: Any, node: Any) -> str:
 
 def _fields(thing: Any, node: ast.ClassDef) -> list[str]:
     """The arguments of a class that is made of its fields."""
-    lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and not _hidden(line.target.id)]
-    fields = [_argument(line.target.id, line.annotation, _default(line.value)) for line in lines if not _shared(line)]
+    lines = [line for line in node.body if isinstance(line, ast.AnnAssign) and not _hidden(_name(line))]
+    fields = [_argument(_name(line), line.annotation, _default(line.value)) for line in lines if not _shared(line)]
     kinds = {parameter.kind for parameter in inspect.signature(thing).parameters.values()}
     return ["*", *fields] if kinds == {inspect.Parameter.KEYWORD_ONLY} else fields
 
@@ -129,7 +129,8 @@ def _argument(name: str, kind: ast.expr | None, default: ast.expr | None) -> str
 
 def _kind(annotation: ast.expr) -> str:
     """A type as it is read; one that was written before its class existed stands in quotes in the source."""
-    return annotation.value if isinstance(annotation, ast.Constant) and annotation.value else _source(annotation)
+    quoted = isinstance(annotation, ast.Constant) and annotation.value
+    return str(quoted) if quoted else _source(annotation)
 
 
 def _answer(function: ast.FunctionDef) -> str:
@@ -149,11 +150,11 @@ def _public_methods(node: Any) -> list[ast.FunctionDef]:
 
 
 def _method(method: ast.FunctionDef) -> str:
-    """How it is called, what it answers, and the first line of what it says about itself."""
+    """How it is called, what it answers, and the first line of what it says about itself, to the sentence's end."""
     marks = {_source(decorator).split(".")[-1] for decorator in method.decorator_list}
     arguments = method.args if "staticmethod" in marks else _without_self(method.args)
     brackets = "" if marks & {"property", "cached_property"} else f"({', '.join(_arguments(arguments, types=False))})"
-    said = (ast.get_docstring(method) or "").split("\n")[0]
+    said = _first_lines(ast.get_docstring(method) or "")
     return f"- `{method.name}{brackets}{_answer(method)}`" + (f": {said}" if said and said[:3] != ">>>" else "")
 
 
@@ -174,6 +175,13 @@ def _hidden(name: str) -> bool:
 
 def _first_paragraph(text: str) -> str:
     return inspect.cleandoc(text).split("\n\n")[0]
+
+
+def _first_lines(text: str) -> str:
+    """The first line, and of its paragraph as many more as its last sentence goes on for."""
+    lines = _first_paragraph(text).split("\n")
+    ends = (number for number, line in enumerate(lines, 1) if line.endswith((".", ":", "?", "!")))
+    return " ".join(lines[: next(ends, len(lines))])
 
 
 def _in_code(text: str) -> str:

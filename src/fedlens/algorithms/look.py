@@ -1,4 +1,4 @@
-"""One look: every unit sends bounded statistics of its images once; all that is seen afterwards is made of their mean.
+"""One look: every unit sends bounded statistics once; all that is seen afterwards is made of their mean.
 
 Mean embeddings as a release are those of DP-MERF (Harder, Adamczewski, Park 2021). Three things differ: the features
 are of random convolutions instead of pixels; a unit may hold many images, and is bounded by what it is and not by a
@@ -13,16 +13,17 @@ import torch
 from fedlens.algorithms.protocol import Asked, OneRelease
 from fedlens.core.trees import Tree
 from fedlens.models.looks.psi import Psi
+from fedlens.models.looks.texts import TextPsi
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OneLook(OneRelease):
     """Pairs with a plan of one release that everybody is in, and a bound of norm 1."""
 
-    psi: Psi
+    psi: Psi | TextPsi
 
     name: ClassVar[str] = "look"
-    media: ClassVar[tuple[str, ...]] = ("images",)
+    media: ClassVar[tuple[str, ...]] = ("images", "text")
     options: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod

@@ -105,7 +105,8 @@ def ledger_request(
 ) -> None:
     """Ask for the leave to run a recipe, as it is now."""
     from fedlens.owner.folder import Owner
-    from fedlens.recipes.recipe import Recipe, to_toml
+    from fedlens.recipes.recipe import Recipe
+    from fedlens.recipes.toml import to_toml
 
     parsed, book = Recipe.open(recipe, sets or []).named, book_at(ledger, who, key)
     known = Owner(ledger_at(ledger), book).known(parsed.data.population or "")

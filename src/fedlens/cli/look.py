@@ -14,6 +14,8 @@ from fedlens.cli.runs import created, execute
 
 look_app = typer.Typer()
 FAMILIES = "moments", "embedding"
+JUDGED = "right", "accuracy"  # by a primary model
+LOW, HIGH = 0.3, 0.7  # of the users, by accuracy: who is weak, and who is not
 DIGITS = {"side": 8, "units": 100, "classes": 10}  # what is publicly known of scikit-learn's digits
 
 
@@ -29,6 +31,19 @@ def look(
     channels: Annotated[int | None, Option(help="1 for grey, 3 for colour; known of registered data.")] = None,
     classes: Annotated[int, Option(help="Look class by class, at labels below this; 0: without labels.")] = 0,
     family: Annotated[str | None, Option(help="moments or embedding. Default: by the device.")] = None,
+    by: Annotated[
+        str | None,
+        Option(help="Compare two groups: accuracy, right, or an attribute of users; needs --model but for attributes."),
+    ] = None,
+    values: Annotated[
+        tuple[int, int], Option(help="--by an attribute: its values, that of the suspicious group first.")
+    ] = (1, 0),
+    public: Annotated[
+        pathlib.Path | None,
+        Option(help=".npz of public images: what do the private ones have that these lack? With --by: images alike."),
+    ] = None,
+    public_users: Annotated[str | None, Option(help="The array of --public that says whose each image is.")] = None,
+    model: Annotated[pathlib.Path | None, Option(help="A classifier, for --by accuracy and right.")] = None,
     images: Annotated[str, Option(help=".npz: the array of images.")] = "x",
     labels: Annotated[str, Option(help=".npz: the array of labels.")] = "y",
     users: Annotated[str, Option(help=".npz: the array that says whose each image is.")] = "user",
@@ -51,31 +66,57 @@ def look(
     if registered:
         known = {**registered.facts, "units": registered.examples if unit == "example" else registered.population}
     given = {"side": side, "channels": channels, "units": units, "classes": classes or None}
-    public = {"channels": 1, "classes": 0, **known, **{name: value for name, value in given.items() if value}}
-    missing = [f"--{name}" for name in ("side", "units") if not public.get(name)]
+    facts = {"channels": 1, "classes": 0, **known, **{name: value for name, value in given.items() if value}}
+    missing = [f"--{name}" for name in ("side", "units") if not facts.get(name)]
     if missing:
         raise ValueError(f"Expected {' and '.join(missing)}: nothing about {data} is registered.")
     where = chosen_device(device)
     chosen = family or (FAMILIES[1] if where.startswith("cuda") else FAMILIES[0])
-    values = {
+    of_look: dict[str, Any] = {"family": chosen}
+    if public:
+        columns = {"path": str(public), "images": images, "labels": labels, "users": public_users}
+        of_look["public"] = {name: value for name, value in columns.items() if value}
+    data_table = _data(data, registered is not None, facts["classes"], images=images, labels=labels, users=users)
+    task, selections = _groups(by, values, compared=public is not None)
+    if by in JUDGED and not model:
+        raise ValueError(f"Expected --model with --by {by}: a classifier judges.")
+    if by and by not in JUDGED and "path" in data_table:
+        data_table["attributes"] = [by]
+    settings = {
         "name": "look",
-        "task": "T1",
+        "task": task,
         "algorithm": "look",
-        "side": public["side"],
-        "channels": public["channels"],
-        "data": _data(data, registered is not None, public["classes"], images=images, labels=labels, users=users),
-        "selections": {"all": {"by": "everyone"}},
+        "side": facts["side"],
+        "channels": facts["channels"],
+        "data": data_table,
+        "selections": selections,
         "privacy": {
             "epsilon": epsilon,
             "delta": delta,
             "unit": unit,
-            "units": public["units"],
-            "population": public["units"],
+            "units": facts["units"],
+            "population": facts["units"],
         },
-        "model": {"classes": public["classes"]},
-        "look": {"family": chosen},
+        "model": {"classes": facts["classes"]},
+        "look": of_look,
     }
-    execute(created(Recipe.validated(values, sets or []), out, ledger, simulate, where, why), as_json)
+    if model:
+        settings["primary"] = {"model": str(model)}
+    execute(created(Recipe.validated(settings, sets or []), out, ledger, simulate, where, why), as_json)
+
+
+def _groups(by: str | None, values: tuple[int, int], compared: bool) -> tuple[str, dict[str, Any]]:
+    """The task, and who is looked at: the suspicious group first. Thresholds of accuracy are learnt, at a price."""
+    if by is None:
+        return "T6" if compared else "T1", {"all": {"by": "everyone"}}
+    if by == "right":
+        return "T2", {"wrong": {"by": "wrong"}, "right": {"by": "right"}}
+    if by == "accuracy":
+        ends = {"low": {"below": {"quantile": LOW}}, "high": {"at_least": {"quantile": HIGH}}}
+        return "T4", {name: {"by": by, **end} for name, end in ends.items()}
+    names = [f"{by}-{value}" for value in values]
+    chosen = [{"by": "attribute", "attribute": by, "values": [value]} for value in values]
+    return "T4", dict(zip(names, chosen, strict=True))
 
 
 def _data(data: str, registered: bool, classes: int, **columns: str) -> dict[str, Any]:

@@ -25,7 +25,10 @@ account_app = typer.Typer(no_args_is_help=True, help="What published guarantees 
 def reproduce(
     what: Annotated[
         str,
-        Argument(help="sensitivity, of MNIST by writer; text, of the speakers and the chat; or generators, of looks."),
+        Argument(
+            help="sensitivity, of MNIST by writer; text, of the speakers and the chat; generators, of looks; or"
+            " text-looks, of the speakers."
+        ),
     ],
     out: Annotated[pathlib.Path | None, Option(help="What is there is not made again. Default: runs/WHAT.")] = None,
     names: Annotated[list[str] | None, Option("--row", help="Only these rows; may be given again.")] = None,
@@ -48,7 +51,7 @@ def reproduce(
     from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
-    known = *_TABLES, _GENERATORS
+    known = *_TABLES, _GENERATORS, _TEXT_LOOKS
     if what not in known:
         raise ValueError(f"Expected {', '.join(known[:-1])} or {known[-1]} to reproduce, got {what!r}.")
     out = out or pathlib.Path("runs", what)
@@ -58,6 +61,9 @@ def reproduce(
         work = _work(out, where, tune, sets or [])
         results, tables = _of_generators(work, names, until if train else 0.0, diagnose, classifiers)
         say(results, tables, as_json)
+        return
+    if what == _TEXT_LOOKS:
+        say(*_of_text_looks(out, names), as_json)
         return
     if classifiers or tune or sets:
         raise ValueError("Expected --classifiers, --tune and --set with generators only.")
@@ -91,11 +97,31 @@ def _of_images(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: path
 def _rows_of_text(out: pathlib.Path) -> "Sequence[Row]":
     from fedlens.experiments import text
 
+    _speakers(out)
+    return text.rows(out)
+
+
+def _speakers(out: pathlib.Path) -> None:
+    """Their sentences, split into public ones and users."""
+    from fedlens.experiments import text
+
     data = pathlib.Path(os.path.expandvars("$FEDLENS_DATA")) / text.SPEAKERS
     if not data.exists():
         raise ValueError(f"Expected {data.name} in the folder that FEDLENS_DATA names.")
     text.split(data, out)
-    return text.rows(out)
+
+
+def _of_text_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[dict[str, Any], str]:
+    """Which faults of text does one look find? Nothing is trained."""
+    from fedlens.core import files
+    from fedlens.experiments import text_findings
+
+    _speakers(out)
+    results = text_findings.reproduced(out, names, aside)
+    tables = text_findings.tables(results)
+    files.write(out / "results.json", json.dumps(results, indent=1))
+    files.write(out / "table.md", tables)
+    return results, tables
 
 
 def _of_text(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathlib.Path) -> str:
@@ -138,7 +164,7 @@ def _of_generators(
     return results, tables
 
 
-_GENERATORS = "generators"
+_GENERATORS, _TEXT_LOOKS = "generators", "text-looks"
 # By what is reproduced: its rows, and the tables that are made of what came out.
 _TABLES = {"sensitivity": (_rows_of_images, _of_images), "text": (_rows_of_text, _of_text)}
 

@@ -40,8 +40,7 @@ class Site:
         return SimulatedCurator(units, stage.plan, stage=stage.name, examples_per_unit=width, **options)
 
     def asked(self, stage: Stage, thresholds: Thresholds) -> Population:
-        """PRIVATE. The units that a stage asks, with nothing but what it is shown: examples and, if known, labels and
-        predictions."""
+        """PRIVATE. The units that a stage asks, with what it is shown and no more: examples, labels, predictions."""
         if stage.who is None:
             return self._verdicts()
         key = stage.group, stage.who, stage.plan.unit, tuple(thresholds.items())

@@ -8,7 +8,7 @@ from fedlens.curators.protocol import PrivacySpentError
 from fedlens.ledger import clock
 from fedlens.ledger.chain import Entry
 from fedlens.ledger.entries import OF_ACCOUNT, Entries, account_of, fact, plan_of, reservation
-from fedlens.ledger.spending import Spending, carried_out
+from fedlens.ledger.spending import Spending, charged_as
 
 
 class RunClosedError(PrivacySpentError):
@@ -76,7 +76,7 @@ def of_runs(
         waiting = plan.releases - made if reserved and entry.run not in ended else 0
         held = runs.setdefault(entry.run, Spending(account=account_of(entry), plans=()))
         if recent + waiting:
-            plans = (*held.plans, carried_out(plan, recent + waiting))
+            plans = (*held.plans, charged_as(plan, recent + waiting))
             runs[entry.run] = dataclasses.replace(held, plans=plans)
     return list(runs.values())
 

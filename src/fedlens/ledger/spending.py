@@ -37,7 +37,7 @@ class Spending:
     """The releases of one run on its account: what a guarantee is computed from, alone or jointly with others."""
 
     account: Account
-    plans: tuple[Promise, ...]  # as far as they were carried out: see `carried_out`
+    plans: tuple[Promise, ...]  # as far as they were carried out: see `charged_as`
 
     @property
     def kind(self) -> Kind:
@@ -72,7 +72,7 @@ class Item:
         return Spending(account=self.account, plans=(self.plan,))
 
 
-def carried_out(plan: Promise, releases: int) -> Promise:
+def charged_as(plan: Promise, releases: int) -> Promise:
     """What so many releases of a plan, at least one, are charged as."""
     # A matrix plan is one mechanism, owed whole from its first release on: its price is how far a unit moves all rows
     # of C x together, for a C made for that many rows. A run that stops early, for whatever reason, has shown a part of
@@ -86,7 +86,7 @@ def owed(plan: Promise, releases: int) -> Promise:
     A plan that is no Gaussian is charged whole, by its price as a whole (`privacy.filters`): when it ends early, that
     may have been decided by its answers.
     """
-    return carried_out(plan, releases) if is_gaussian(plan) else plan
+    return charged_as(plan, releases) if is_gaussian(plan) else plan
 
 
 def is_gaussian(plan: Promise) -> bool:

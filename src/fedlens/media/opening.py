@@ -9,6 +9,8 @@ from fedlens.core import tensorfiles
 from fedlens.media.protocol import Medium, Samples, Trained
 from fedlens.report.report import Report
 
+RESULTS = "model.safetensors", "look.safetensors"
+
 
 def medium(name: str) -> Medium:
     """Its public half."""
@@ -24,6 +26,21 @@ def chosen(claims: Callable[[Medium], bool]) -> Medium:
     """The one that claims something; if none does, the first of the table."""
     first, *others = every()
     return next((medium for medium in others if claims(medium)), first)
+
+
+def result_in(folder: pathlib.Path) -> pathlib.Path:
+    """The file that a run left of one group: its model; or a look, where that is all that is made.
+
+    Where there is neither, that of a model. A look that a generator is fitted to is no result: nobody owns it.
+    """
+    model, look = (folder / name for name in RESULTS)
+    if model.exists() or not look.exists():
+        return model
+    try:
+        header = tensorfiles.header(look)
+    except ValueError:  # damaged
+        return model
+    return look if any(medium.owns(header) for medium in every()) else model
 
 
 def opened(path: pathlib.Path) -> Trained:

@@ -296,6 +296,10 @@ class Medium(abc.ABC):
     @abc.abstractmethod
     def opened(self, path: pathlib.Path) -> Trained: ...
 
+    def kept_in(self, folder: pathlib.Path) -> Trained | None:
+        """What was kept beside the model in its folder, if anything was."""
+        return None
+
     @abc.abstractmethod
     def opened_samples(self, path: pathlib.Path) -> Samples: ...
 
@@ -343,8 +347,28 @@ class Medium(abc.ABC):
         warnings: tuple[str, ...] = (),
         provenance: dict[str, str] | None = None,
         coverage: bool = True,
+        releases: Sequence[Trained] = (),
+        recipe: Settings | None = None,
     ) -> Report:
-        """One group alone is a sanity check; of two, the first is the suspicious one."""
+        """One group alone is a sanity check; of two, the first is the suspicious one.
+
+        `releases` are what was kept of each group beside its model; `recipe` that of the run, if it is one's.
+        """
+
+    def looked(
+        self,
+        looks: Sequence[Trained],
+        *,
+        recipe: Settings | None,
+        title: str,
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+    ) -> Report | None:
+        """What looks say that nothing is drawn from, one or two, the suspicious one first; None: they are drawn from.
+
+        The recipe says which public examples faults are tried on; without one, none are.
+        """
+        return None
 
     def provenance(self, recipe: Settings) -> dict[str, str]:
         """What its report says about where things come from, beside what every report does."""

@@ -16,8 +16,9 @@ from fedlens import media
 from fedlens.algorithms import ALGORITHMS
 from fedlens.ledger import guarantee
 from fedlens.privacy import MatrixPlan, Promise, Unit, rounded
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.tables import Data, PopulationName, Table, sound
+from fedlens.recipes.toml import to_toml
 
 VOCABULARY = "vocabulary"  # learning one is an algorithm too, as far as an owner is concerned
 

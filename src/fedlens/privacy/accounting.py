@@ -104,14 +104,14 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return root * (1 + 1e-9) + 1e-9  # never under the root that was sought
 
 
-def calibrated(plan: Plan, target: float, delta: float, beside: tuple[Plan, ...] = ()) -> Plan:
+def calibrated(plan: Plan, target: float, delta: float, others: tuple[Plan, ...] = ()) -> Plan:
     if not target > 0:
         raise ValueError(f"Expected epsilon={target} > 0.")
-    if beside and (floor := epsilon(beside, delta)) >= target:
+    if others and (floor := epsilon(others, delta)) >= target:
         raise ValueError(f"Expected epsilon={target} above the {floor:.3g} that the run's other releases cost already.")
 
     def excess(log_z: float) -> float:
-        plans = [dataclasses.replace(plan, noise_multiplier=math.exp(log_z)), *beside]
+        plans = [dataclasses.replace(plan, noise_multiplier=math.exp(log_z)), *others]
         cost = epsilon(plans, delta, coarse=_SEARCHED)
         return math.log(max(cost, 1e-300) / target)  # nothing at all, at a large delta
 

@@ -103,11 +103,11 @@ class Plan:
 
         return accounting.epsilon([self], delta)
 
-    def calibrated(self, epsilon: float, delta: float, beside: tuple["Plan", ...] = ()) -> "Plan":
-        """The plan with the least noise that keeps it, together with the plans `beside` it, within (epsilon, delta)."""
+    def calibrated(self, epsilon: float, delta: float, others: tuple["Plan", ...] = ()) -> "Plan":
+        """The plan with the least noise that keeps it, together with the `others`, within (epsilon, delta)."""
         from fedlens.privacy import accounting
 
-        return accounting.calibrated(self, epsilon, delta, beside)
+        return accounting.calibrated(self, epsilon, delta, others)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the ledger, the run folder and the wire; `from_dict` reads them back."""

@@ -25,7 +25,12 @@ RULES: tuple[Rule, ...] = (
     (Bug, "classes", lambda bug, _: bug.relabels, "bugs that change labels"),
     (PrimarySettings, "values channels_last", lambda primary, _: primary.model, "a model from a file"),
     (PrimarySettings, "widths", lambda primary, _: primary.network == "small", "network = 'small'"),
-    (Columns, "users", lambda *_: False, "private data (nobody owns what is public)"),
+    (
+        Columns,
+        "users",
+        lambda _, recipe: recipe.task == "T6",
+        "private data, and public ones that they are held against",
+    ),
     (Selection, "minimum_examples", lambda group, _: group.by in BY_EXAMPLE, "by = 'right', 'wrong' or 'class'"),
     (Privacy, "capped", lambda privacy, _: privacy.sampling == "poisson", "sampling = 'poisson'"),
     (Privacy, "size_is_public", lambda privacy, _: privacy.sampling == "fixed-size", "sampling = 'fixed-size'"),

@@ -7,9 +7,8 @@ import json
 import math
 import pathlib
 import tomllib
-import types
 import typing
-from typing import Annotated, Any
+from typing import Any
 
 import pydantic
 
@@ -24,16 +23,12 @@ from fedlens.media import opening
 from fedlens.media.protocol import Medium
 from fedlens.privacy import Everyone, Guarantee, L2Clip, MatrixPlan, Neighbours, Plan, Promise, UpdateAndBit
 from fedlens.privacy.matrix import Identity
-from fedlens.recipes import defaults, problems
+from fedlens.recipes import defaults, problems, toml
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage, once
-from fedlens.recipes.tables import NUMBER, QUANTILE, Data, Optimizer, Selection, Settings, Table, sound
+from fedlens.recipes.tables import Data, Optimizer, Selection, Settings, sound
+from fedlens.recipes.toml import FORMER, RecipeError
 
-FORMER = {"users": "units", "minimum_users": "minimum_units"}  # names in [privacy] that spoke of users only
 BY_PRIMARY = "accuracy", "right", "wrong"
-
-
-class RecipeError(ValueError):
-    """Everything that is wrong with a recipe, one line each."""
 
 
 if typing.TYPE_CHECKING:
@@ -79,11 +74,11 @@ class Recipe(Keyed):
                 raise RecipeError(f"Expected privacy.{FORMER[twice[0]]} once; it is also given as {twice[0]}.")
             values = values | {"privacy": {FORMER.get(key, key): value for key, value in privacy.items()}}
         for override in overrides:
-            _set(values, override)
+            toml.put(values, override)
         try:
             return cls.model_validate(defaults.settled(values, cls.model_validate))
         except pydantic.ValidationError as error:
-            lines = [_line(problem) for problem in error.errors()]
+            lines = [toml.line(problem, cls) for problem in error.errors()]
             plural = "problem" if len(lines) == 1 else "problems"
             raise RecipeError("\n  ".join([f"{len(lines)} {plural} in the recipe:", *lines])) from None
 
@@ -395,69 +390,3 @@ def _multipliable(train: Promise) -> Plan:
     if isinstance(train, MatrixPlan):
         return train.priced_as
     return dataclasses.replace(train, sampling=Everyone(), releases=train.participations) if train.in_turn else train
-
-
-def to_toml(whole: Table) -> str:
-    """A resolved recipe as TOML, every setting spelled out; or what else is made of tables."""
-    lines: list[str] = []
-
-    def table(values: dict[str, Any], place: str) -> None:
-        if place:
-            lines.extend(["", f"[{place}]"])
-        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-        scalars = {key: json.dumps(value, ensure_ascii=False) for key, value in values.items() if key not in tables}
-        lines.extend(f"{key} = {value}" for key, value in scalars.items())
-        for key, value in tables.items():
-            table(value, f"{place}.{key}" if place else key)
-
-    values = whole.model_dump(mode="json", exclude_none=True)
-    if "population" in (data := values.get("data", {})):  # of which it says nothing else
-        values["data"] = {key: data[key] for key in ("population", "budget", "bug") if key in data}
-    table(values, "")
-    return "\n".join([*lines, ""])
-
-
-def _set(values: dict[str, Any], override: str) -> None:
-    """Applies `a.b=c`; c is read as TOML, or as text where it is none."""
-    path, equals, text = override.partition("=")
-    if not equals:
-        raise RecipeError(f"Expected --set a.b=value, got {override!r}.")
-    *parents, last = path.strip().split(".")
-    last = FORMER.get(last, last) if parents == ["privacy"] else last
-    for name in parents:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise RecipeError(f"Expected a table at {name!r} for --set {override!r}.")
-    try:
-        values[last] = files.parsed_toml(f"value = {text}", f"Expected a value for {last}.", RecipeError)["value"]
-    except tomllib.TOMLDecodeError:
-        values[last] = text
-
-
-def _line(problem: typing.Mapping[str, Any]) -> str:
-    parts = [part for part in problem["loc"] if part not in (NUMBER, QUANTILE)]
-    place = ".".join(map(str, parts)) or "recipe"
-    if problem["type"] == "extra_forbidden":
-        return f"{place}: unknown; allowed here: {', '.join(sorted(_fields(parts[:-1])))}"
-    if problem["type"] == "missing":
-        return f"{place}: missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    return f"{place}: {message[:1].lower()}{message[1:]}"
-
-
-def _fields(place: typing.Sequence[int | str]) -> typing.Iterable[str]:
-    """The names allowed in the table at `place`."""
-    table: Any = Recipe
-    for part in place:
-        kind = table.model_fields[part].annotation if part in getattr(table, "model_fields", {}) else table
-        table = next((arm for arm in _arms(kind) if isinstance(arm, type) and issubclass(arm, Table)), table)
-    names: typing.Iterable[str] = table.model_fields
-    return names
-
-
-def _arms(kind: Any) -> typing.Iterator[Any]:
-    if typing.get_origin(kind) in (typing.Union, types.UnionType, dict, Annotated):
-        for argument in typing.get_args(kind):
-            yield from _arms(argument)
-    else:
-        yield kind

@@ -336,7 +336,7 @@ class Settings(Table):
     """What every recipe says, whatever the medium of its data, whose own tables stand beside these."""
 
     name: Name
-    task: Literal["T1", "T2", "T3", "T4"]
+    task: Literal["T1", "T2", "T3", "T4", "T6"]
     algorithm: Annotated[str, pydantic.AfterValidator(_algorithm)] | None = None  # by default what goes with the model
     seed: Annotated[int, Field(ge=-(2**62), le=2**62)] = 0  # of everything public: initial weights, latents, samples
     data: Data

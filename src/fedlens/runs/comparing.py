@@ -22,10 +22,10 @@ from fedlens.runs.vouching import Vouched, vouched
 
 def opened(folder: pathlib.Path) -> Trained:
     """The model of a model folder."""
-    if not (folder / "model.safetensors").exists():
+    if not (result := opening.result_in(folder)).exists():
         hint = f"; is the run finished? fedlens run --resume {folder}" if (folder / "run.json").exists() else ""
         raise ValueError(f"Expected a trained model in {folder}: model.safetensors is missing{hint}.")
-    return opening.opened(folder / "model.safetensors")
+    return opening.opened(result)
 
 
 def compared(
@@ -47,10 +47,13 @@ def compared(
     if type(models[0]) is not type(models[1]):
         raise ValueError("Expected two models of one kind: of images, of text, or of n-grams.")
     medium = opening.medium(models[0].medium)
+    title = f"{models[0].label} vs {models[1].label}"
+    if looked := medium.looked(models, recipe=None, title=title):
+        return marked(looked, voucher.statement, voucher.unverified)
     groups = [model.sampled(medium.drawn, 0) for model in models]
     report = medium.contrast(
         groups,
-        title=f"{models[0].label} vs {models[1].label}",
+        title=title,
         kinds=kinds,
         before=findings(before) if before else (),
         primary=medium.primary(primary, groups[0], **expects) if primary else None,
@@ -62,7 +65,8 @@ def alone(folder: pathlib.Path, ledger: str | None = None) -> Report:
     """A report on a single model: a sanity check."""
     model, voucher = opened(folder), vouched(ledger, [folder])
     medium = opening.medium(model.medium)
-    report = medium.contrast([model.sampled(medium.drawn, 0)], title=folder.name)
+    looked = medium.looked([model], recipe=None, title=folder.name)
+    report = looked or medium.contrast([model.sampled(medium.drawn, 0)], title=folder.name)
     return marked(report, voucher.statement, voucher.unverified)
 
 
@@ -126,8 +130,8 @@ def findings(folder: pathlib.Path) -> list[Finding]:
 def confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:
     """What a report.json says, with a word if no ledger confirms it; refuses one that says less than its models."""
     answer = files.json_in(folder / "report.json")
-    single = (folder / "model.safetensors").exists()
-    parts = [folder] if single else [path.parent for path in sorted(folder.glob("*/model.safetensors"))]
+    single = opening.result_in(folder).exists()
+    parts = [folder] if single else [part for part in sorted(folder.glob("*")) if opening.result_in(part).exists()]
     try:
         stated, voucher = Guarantee.from_dict(answer["guarantee"]), vouched(ledger, parts)
         spent = (opened(folder).spending,) if single else voucher.spent

@@ -241,7 +241,7 @@ def duration(seconds: float) -> str:
 
 
 def swept(recipe: Recipe, axes: str) -> list[dict[str, Any]]:
-    """The cost of every combination; `axes` reads rounds=20,50,users=100,200 with names of [privacy].
+    """The cost of every combination; `axes` reads rounds=20,50,units=100,200 with names of [privacy].
 
     >>> _axes("rounds=20,50,users=100")
     {'rounds': ['20', '50'], 'users': ['100']}

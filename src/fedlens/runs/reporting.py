@@ -18,16 +18,17 @@ from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import files
 from fedlens.core.trees import Tree
 from fedlens.ledger import Head, Ledger, Spending
-from fedlens.ledger.spending import carried_out
+from fedlens.ledger.spending import charged_as
 from fedlens.media import opening
-from fedlens.media.protocol import Samples, Trained
+from fedlens.media.protocol import Medium, Samples, Trained
 from fedlens.models.classifier import Primary
 from fedlens.models.words import Vocabulary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.privacy.guarantee import UNVERIFIED
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 from fedlens.recipes.tables import Quantile
+from fedlens.recipes.toml import to_toml
 from fedlens.report.report import Report
 from fedlens.version import __version__
 
@@ -60,7 +61,7 @@ def facts(recipe: Recipe, selection: str, done: int, charged: int, *, simulated:
         return mark
     named = dict(zip(recipe.selections, recipe.spendings(simulated=simulated), strict=False))
     before = [named[name] for name in itertools.takewhile(lambda name: name != selection, recipe.selections)]
-    own = dataclasses.replace(named[selection], plans=(*recipe.before, carried_out(train, charged)))
+    own = dataclasses.replace(named[selection], plans=(*recipe.before, charged_as(train, charged)))
     cost = recipe.guarantee([*before, own, *recipe.learning(simulated=simulated)]).epsilon
     return mark | {"epsilon_so_far": math.ceil(cost * 1e4) / 1e4 if cost < math.inf else "infinity"}
 
@@ -95,8 +96,14 @@ def _stated(
 
 def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:
     """By selection; one of too few users has none."""
-    paths = {selection: folder / selection / "model.safetensors" for selection in recipe.selections}
+    paths = {selection: opening.result_in(folder / selection) for selection in recipe.selections}
     return {selection: opening.opened(path) for selection, path in paths.items() if path.exists()}
+
+
+def releases_in(medium: Medium, parts: Sequence[pathlib.Path]) -> tuple[Trained, ...]:
+    """What was kept of every group beside its model; nothing, where one has none."""
+    kept = tuple(medium.kept_in(part) for part in parts)
+    return tuple(one for one in kept if one) if all(kept) else ()
 
 
 def unconfirmed(book: Ledger, model: Trained, sha256: str, *, of_its_run: bool = False) -> str:
@@ -156,6 +163,9 @@ def report_of(
     """
     medium, count = recipe.medium, recipe.medium.samples(recipe)
     warnings, provenance = _warnings(recipe, models), _provenance(folder, recipe, device) | medium.provenance(recipe)
+    about = {"title": recipe.name, "warnings": warnings, "provenance": provenance}
+    if looked := medium.looked(list(models.values()), recipe=recipe, **about):  # type: ignore[arg-type]
+        return dataclasses.replace(looked, guarantee=joint)
     groups = [model.sampled(count, recipe.seed) for model in models.values()]
     for selection, drawn in zip(models, groups, strict=True):
         drawn.save(folder / "samples" / f"{selection}.safetensors")
@@ -175,6 +185,8 @@ def report_of(
         glimpses=glimpses,
         warnings=warnings,
         provenance=provenance,
+        releases=releases_in(medium, [folder / selection for selection in models]),
+        recipe=recipe,
     )
     return report if baseline else dataclasses.replace(report, guarantee=joint)
 

@@ -8,6 +8,7 @@
         data.json                  a keyed tag of the data: a resumed run must find them as they were
         thresholds.json            learnt from a noisy histogram, where the recipe asks for quantiles
         <selection>/               count.json; checkpoint.safetensors while it trains; metrics.jsonl, model.safetensors
+                                   (look.safetensors in its place, where a look is all that is made)
         <selection>/rounds/        what the model drew on the way
         samples/, report.html, report.json
         MANIFEST.json              SHA-256 of all of it
@@ -39,12 +40,14 @@ from fedlens.curators.engine import Engine
 from fedlens.curators.site import Site, Thresholds
 from fedlens.data.population import DataError
 from fedlens.ledger import Head, Item, Ledger, Spending, is_remote
+from fedlens.media import opening
 from fedlens.media.protocol import Trained
 from fedlens.owner.admission import admitted
 from fedlens.owner.folder import Owner
 from fedlens.privacy import Guarantee
-from fedlens.recipes.recipe import Recipe, to_toml
+from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage
+from fedlens.recipes.toml import to_toml
 from fedlens.report.report import Report
 from fedlens.runs import preparation, reporting, safeguards
 from fedlens.runs.carrying_out import Asking, carried_out
@@ -207,7 +210,7 @@ class Run:
         models = reporting.models_in(self.folder, self.recipe)
         self._close(book, self._accounts())
         for selection, model in models.items():  # or the ledger contradicts what it says
-            sha256 = files.sha256(self.folder / selection / "model.safetensors")
+            sha256 = files.sha256(opening.result_in(self.folder / selection))
             reporting.unconfirmed(book, model, sha256, of_its_run=True)
         report = self._report(models, book)
         report.save(self.folder)
@@ -219,7 +222,7 @@ class Run:
 
         A model counts by the hash that was noted when it was made or, once its account is closed, by what was booked.
         """
-        model, account = part / "model.safetensors", f"{self.name}/{part.name}"
+        model, account = opening.result_in(part), f"{self.name}/{part.name}"
         booked = {run["run"]: run["model"] for run in book.runs() if run["closed"]}
         noted = booked.get(account) or safeguards.made(self.address, self.name, part.name)
         if model.exists() and files.sha256(model) == noted:
@@ -367,10 +370,10 @@ class Run:
     def _keep(self, model: Trained, folder: pathlib.Path) -> None:
         """Saved where nobody else writes, and noted, before it lies in the folder."""
         with tempfile.TemporaryDirectory() as apart:
-            model.save(pathlib.Path(apart) / "model.safetensors")
-            content = (pathlib.Path(apart) / "model.safetensors").read_bytes()
+            model.save(pathlib.Path(apart) / model.file)
+            content = (pathlib.Path(apart) / model.file).read_bytes()
         safeguards.note_made(self.address, self.name, folder.name, hashlib.sha256(content).hexdigest())
-        files.write(folder / "model.safetensors", content)
+        files.write(folder / model.file, content)
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:
         return reporting.model_of(self.recipe, selection, state, *self._price(selection, book), self.device)

@@ -53,7 +53,8 @@ def _headers(
     folder: pathlib.Path, vocabularies: Sequence[pathlib.Path]
 ) -> Iterator[tuple[str, str, tuple[Any, ...] | None]]:
     """The name each is booked under, its hash, and the head it carries; None if it cannot be read."""
-    for path in sorted(folder.glob("*/*/model.safetensors")):
+    parts = {path.parent for name in opening.RESULTS for path in folder.glob(f"*/*/{name}")}
+    for path in filter(pathlib.Path.exists, map(opening.result_in, sorted(parts))):
         try:
             model = opening.opened(path)
             yield model.spending.account.run, files.sha256(path), _head(model.ledger_head)
@@ -106,7 +107,7 @@ def vouched(address: str | None, folders: Sequence[pathlib.Path]) -> Vouched:
     if address is None and not usual:
         return Vouched(unverified=UNVERIFIED, statement=f"{UNVERIFIED}: there is none")
     book = book_at(address or str(usual[0]))
-    files_of = [folder / "model.safetensors" for folder in folders]
+    files_of = [opening.result_in(folder) for folder in folders]
     models = [opening.opened(path) for path in files_of]
     doubts = [unconfirmed(book, model, files.sha256(path)) for model, path in zip(models, files_of, strict=True)]
     missing = list(filter(None, doubts))

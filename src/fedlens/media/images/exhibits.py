@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import functools
 import itertools
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,8 +14,10 @@ from fedlens.media.images import pictures
 from fedlens.media.images.samples import Samples
 from fedlens.models.classifier import Primary
 from fedlens.report.exhibits import Exhibit, Piece, inside
+from fedlens.report.values import TableRow
 
 SHOWN = 64
+WEIGHTS = "weights.json"
 PICTURE_CHARACTERS = 2_500_000  # leaves room for the words: the page stays under 3 MB, so it can be mailed
 Placed = tuple["Picture", str | None]  # with the address that carries it in the page, if there is room for it
 
@@ -129,10 +132,86 @@ class Means(_OfPictures):
         return Piece.of_package(__package__, template="means.html", style="means.css")
 
 
+class Released(_OfPictures):
+    """The mean image of each of two looks, and what of their difference chance does not make."""
+
+    key = "released"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="released.html", style="means.css")
+
+
+class Telling(_OfPictures):
+    """The samples that lie furthest on either side of what two looks differ by."""
+
+    key = "telling"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="telling.html", style="telling.css")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _OfRows(Exhibit):
+    rows: tuple[TableRow, ...]
+
+    def content(self) -> list[TableRow]:
+        return list(self.rows)
+
+
+class Differences(_OfRows):
+    """What two looks differ by, block by block, in words."""
+
+    key = "differences"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="differences.html", style="fits.css")
+
+    def lines(self) -> list[str]:
+        return [f"{'differs' if row['differs'] else 'alike'}: {row['words']} (p = {row['p']:g})" for row in self.rows]
+
+
+class Explanations(_OfRows):
+    """Which faults were fitted to a difference, the likeliest first."""
+
+    key = "explanations"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="explanations.html", style="fits.css")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weights(Exhibit):
+    """How much each public image should count to look like private ones."""
+
+    key = "weights"
+    weights: tuple[float, ...]
+
+    @property
+    def effective(self) -> float:
+        return 1 / sum(weight**2 for weight in self.weights)
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="weights.html")
+
+    def content(self) -> dict[str, Any]:
+        return {"file": WEIGHTS, "images": len(self.weights), "effective": round(self.effective, 1)}
+
+    def lines(self) -> list[str]:
+        return [f"{WEIGHTS}: {len(self.weights):,} weights, worth {self.effective:,.0f} images of equal weight"]
+
+    def files(self) -> list[tuple[str, bytes]]:
+        return [(WEIGHTS, json.dumps({**self.content(), "weights": self.weights}).encode())]
+
+
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:
     """Both exhibits in one page, which leaves out rounds so that the averages have room too."""
     room = PICTURE_CHARACTERS - sum(len(mean.uri) for mean in means)
-    grids = (Grids(pictures=tuple(drawn), room=room),) if drawn else ()
+    grids: tuple[Exhibit, ...] = (Grids(pictures=tuple(drawn), room=room),) if drawn else ()
     return (*grids, Means(pictures=tuple(means))) if means else grids
 
 

@@ -223,12 +223,7 @@ def _shift_words(amount: Amount) -> str:
     return f"shifted {' and '.join(parts)}"
 
 
-_SHIFTS = tuple(
-    (round(x / 14, 4), round(y / 14, 4))
-    for x in range(-4, 5)
-    for y in range(-4, 5)
-    if (x, y) != (0, 0) and not (x * y and (abs(x) + abs(y)) % 2)
-)
+_SHIFTS = tuple((round(x / 14, 4), round(y / 14, 4)) for x in range(-4, 5) for y in range(-4, 5) if (x, y) != (0, 0))
 
 FAMILIES: tuple[Family, ...] = (
     Family(kind="inverted", amounts=((-1.0,),), change=gain, says=lambda a: "inverted pixels"),

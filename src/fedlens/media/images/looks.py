@@ -43,8 +43,10 @@ from fedlens.recipes.tables import Settings
 FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
 FEW, ENOUGH = 100, 400  # units for each unit of noise: with few, means are seen better than how much images vary
+ALONE, COMPARED = 0.1, 0.6  # of the squared norm, for what people read of one group, or of two
+NEAR, NEAREST, FARTHEST = 0.03, 0.15, 0.5  # radius: chosen on other people's digits and clothes, see docs/looks.md
 RULES: tuple[Rule, ...] = (
-    (LookSettings, "family examples readable", lambda _, recipe: _looks(recipe), "algorithm = 'look'"),
+    (LookSettings, "family examples readable radius public", lambda _, recipe: _looks(recipe), "algorithm = 'look'"),
     (LookSettings, "frequencies jitter", lambda look, recipe: _looks(recipe, "moments"), "look.family = 'moments'"),
     (
         LookSettings,
@@ -100,8 +102,28 @@ def psi(recipe: Settings) -> Psi:
         judged=judged(recipe),
         several=several,
         examples=table.examples if several else 1,
-        readable=table.readable,
+        readable=readable(recipe),
+        radius=table.radius or _radius(recipe),
     )
+
+
+def readable(recipe: Settings) -> float:
+    """Of the squared norm: where two groups are compared, what people read comes first; else the pictures."""
+    given = look(recipe).readable
+    compared = (len(recipe.selections) > 1 or recipe.task == "T6") and not starts_from_look(recipe)
+    return given if given is not None else COMPARED if compared else ALONE
+
+
+def _radius(recipe: Settings) -> float:
+    """The smaller, the more noise there is: small differences are seen then, and sizes told where there is less."""
+    return round(min(max(NEAR * math.sqrt(_signal(recipe)), NEAREST), FARTHEST), 2)
+
+
+def _signal(recipe: Settings) -> float:
+    """Units for each unit of noise, from public numbers."""
+    p = recipe.privacy
+    noise = p.noise_multiplier or 3.7 / (p.epsilon or 1.0)  # about that of one release
+    return p.units / max(noise, 1e-3)
 
 
 def judged(recipe: Settings) -> bool:
@@ -111,9 +133,7 @@ def judged(recipe: Settings) -> bool:
 
 def _moments(recipe: Settings) -> Moments:
     """As many frequencies as the noise leaves to be seen: a covariance has about the square of their number."""
-    p, table = recipe.privacy, look(recipe)
-    noise = p.noise_multiplier or 3.7 / (p.epsilon or 1.0)  # about that of one release
-    signal = p.units / max(noise, 1e-3)
+    table, signal = look(recipe), _signal(recipe)
     most = min(MOST_FREQUENCIES, side(recipe) ** 2)
     factor, spread = (4, 0.7) if signal > FEW else (2, 0.3)
     count, spread = (0.03, 0.8) if signal > ENOUGH else (0.05, spread)
@@ -201,7 +221,8 @@ def kept(algorithm: OneLook, state: Tree, **about: Any) -> Look:
     plan = about["spending"].plans[-1]
     units = plan.expected_contributors
     blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
-    return Look(release=Release(psi=algorithm.psi, blocks=blocks, noise=plan.stddev / units, units=units), **about)
+    asked: Any = algorithm.psi  # of images, here
+    return Look(release=Release(psi=asked, blocks=blocks, noise=plan.stddev / units, units=units), **about)
 
 
 def fitted(recipe: Settings, release: Look, device: str) -> Fitted:

@@ -12,7 +12,7 @@ from fedlens.algorithms.look import OneLook
 from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import tensorfiles, trees
 from fedlens.core.trees import Tree
-from fedlens.media.images import contrast, looks, pictures
+from fedlens.media.images import against_public, contrast, findings, looks, pictures, public
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.looks import Fitted, Look
 from fedlens.media.images.samples import Model, Samples
@@ -28,7 +28,7 @@ from fedlens.media.images.settings import (
     side,
     starts_from_look,
 )
-from fedlens.media.protocol import First, Medium, Template, Values
+from fedlens.media.protocol import First, Medium, Template, Trained, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
@@ -38,6 +38,7 @@ from fedlens.models.primary import open_primary
 from fedlens.recipes.tables import Settings
 from fedlens.report.report import Report
 
+T6 = "T6"  # what do private users have that public data lack?
 SHEET = 256  # images on one sheet, to look at
 
 
@@ -54,7 +55,7 @@ class Images(Medium):
     drawn = contrast.COMPARED
     demo_without_fault: ClassVar[list[str]] = ["data.bug.fraction=0", "data.name=digits-without-bug"]
     shows_glimpses = True
-    tasks = ("T1", "T2", "T4")
+    tasks = ("T1", "T2", "T4", T6)
     selects = ("everyone", "accuracy", "right", "wrong", "class", "attribute")
     judged = True
     measured = True
@@ -72,6 +73,8 @@ class Images(Medium):
         except ValueError as error:
             problems.append(str(error))
         of_look = looks.problems(recipe) if self._one_look(recipe) else []
+        if recipe.task == T6 and not (self._one_look(recipe) and look(recipe).public and len(recipe.selections) == 1):
+            problems.append("task = 'T6' holds one look (algorithm = 'look') against look.public: one selection")
         return problems + of_look + (looks.problems_of_start(recipe) if starts_from_look(recipe) else [])
 
     def _one_look(self, recipe: Settings) -> bool:
@@ -89,6 +92,10 @@ class Images(Medium):
 
     def classes(self, recipe: Settings) -> int | None:
         return networks(recipe).classes or None
+
+    def public_files(self, recipe: Settings) -> dict[str, str]:
+        named = look(recipe).public
+        return {"look.public": named.path} if named else {}
 
     def refusals(self, recipe: Settings, facts: Mapping[str, int]) -> list[str]:
         given = {"side": side(recipe), "channels": channels(recipe)}
@@ -163,6 +170,10 @@ class Images(Medium):
     def opened(self, path: pathlib.Path) -> Model | Fitted:
         return Fitted.open(path) if "drawing" in tensorfiles.header(path) else Model.open(path)
 
+    def kept_in(self, folder: pathlib.Path) -> Look | None:
+        path = folder / looks.FILE
+        return Look.open(path) if path.exists() else None
+
     def opened_samples(self, path: pathlib.Path) -> Samples:
         return Samples.open(path)
 
@@ -178,8 +189,21 @@ class Images(Medium):
         _, channels, size, _ = _images(like).images.shape
         return open_primary(path, side=size, channels=channels, **expects)
 
-    def contrast(self, groups: Sequence[AnySamples], *, title: str, **about: Any) -> Report:
-        return contrast.contrast(*map(_images, groups), title=title, **about)
+    def contrast(
+        self,
+        groups: Sequence[AnySamples],
+        *,
+        releases: Sequence[Trained] = (),
+        recipe: Settings | None = None,
+        **about: Any,
+    ) -> Report:
+        """By their looks, where both have one of the same kind; else by what was drawn."""
+        samples, kept = list(map(_images, groups)), [one for one in releases if isinstance(one, Look)]
+        if recipe and recipe.task == T6 and len(samples) == len(kept) == 1:
+            return against_public.report_of(kept[0], samples[0], public.whole(recipe), **about)
+        if len(samples) == len(kept) == 2 and all(one.release.psi.readable for one in kept):
+            return findings.report_of(kept, samples, public=public.examples(recipe), **about)
+        return contrast.contrast(*samples, **about)
 
 
 def _images(samples: AnySamples) -> Samples:

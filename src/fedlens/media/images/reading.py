@@ -18,7 +18,7 @@ from fedlens.core.trees import pixels
 from fedlens.data import readers
 from fedlens.data.population import DataError, Population, SchemaError
 from fedlens.media.images.faults import FAULTS
-from fedlens.media.images.settings import channels, networks, side
+from fedlens.media.images.settings import channels, look, networks, side
 from fedlens.media.reading import Reading, as_whole_numbers, planting_of, untrusted
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.recipes.tables import Bug, Data, Settings
@@ -269,8 +269,8 @@ class ImageReading(Reading):
         return itertools.chain.from_iterable(map(self.contents, images_in(path, column, declared)))
 
     def public_examples(self, recipe: Settings) -> list[tuple[pathlib.Path, str | None]]:
-        public = recipe.primary.public if recipe.primary else None
-        return [(pathlib.Path(public.path), public.images)] if public else []
+        named = [recipe.primary.public if recipe.primary else None, look(recipe).public]
+        return [(pathlib.Path(public.path), public.images) for public in named if public]
 
     def fitted(self, recipe: Settings, seed: int) -> Primary:
         wanted, public = recipe.primary, self._public(recipe)

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from fedlens.algorithms.look import OneLook
 from fedlens.media.protocol import Values
 from fedlens.models.gan import Gan
-from fedlens.recipes.tables import Settings, Table, changed
+from fedlens.recipes.tables import Columns, Settings, Table, changed
 
 LOOK = OneLook.name
 ROUNDS, GENERATOR_STEPS = (8, 105), (1, 20)
@@ -57,7 +57,10 @@ class LookSettings(Table):
     batch: PositiveInt = 1000
     rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
     examples: Annotated[int, Field(ge=1, le=4096)] = 128  # of a unit's images, at most
-    readable: Annotated[float, Field(ge=0, le=0.8)] = 0.1  # of the squared norm, for what people read
+    # Of the squared norm, for what people read. By default a tenth; three fifths where two groups are compared.
+    readable: Annotated[float, Field(ge=0, le=0.8)] | None = None
+    radius: Annotated[float, Field(gt=0, le=1)] | None = None  # of what people read; by default from units and noise
+    public: Columns | None = None  # images that look like the private ones: faults are tried on them
     share: Annotated[float, Field(gt=0, lt=1)] = 0.5  # model.start: the epsilon of the look alone, of the whole
 
 

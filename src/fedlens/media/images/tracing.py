@@ -1,76 +1,198 @@
 """What faults do to the numbers of a look at images: tried on images that everybody may see."""
 
-from collections.abc import Mapping
+import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from fedlens.media.images.families import Family, families
-from fedlens.models.looks.explaining import Trace
-from fedlens.models.looks.psi import Psi
+from fedlens.media.images.families import Amount, Family, families
+from fedlens.models.looks.explaining import Candidate, Explanation, Trace, explained
+from fedlens.models.looks.psi import LABELS, PREDICTED, SIZE, Psi
 from fedlens.models.looks.statistics import READABLE
-from fedlens.models.looks.two_sample import Directions
+from fedlens.models.looks.two_sample import Directions, Group, Tested
 
 TRIED_ON = 512  # images
+COMBINED = 5  # families of which any two may have come together
+REGION, FINER = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
+RARER = 0.01  # how much less likely two faults are than one
+CLASS_SHARES = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.6)  # that a class may have
+Moves = dict[str, np.ndarray]
 
 
 def readable_units(psi: Psi, images: torch.Tensor, owners: torch.Tensor) -> dict[str, torch.Tensor]:
     """[units, numbers] by the readable block: what units of these images send, each block of norm 1 at most."""
     units = int(owners.max()) + 1
     counts = owners.bincount(minlength=units).clamp(min=1)[:, None]
-    sums = {name: images.new_zeros(units, _size(psi, name)) for name in psi.varying}
+    sums = {name: images.new_zeros(units, psi.shapes[name][0]) for name in psi.varying}
     for part, whose in zip(images.split(TRIED_ON), owners.split(TRIED_ON), strict=True):
         for name, total in sums.items():
             total.index_add_(0, whose, READABLE[name](part))
     return {name: psi.around(name, total / counts) for name, total in sums.items()}
 
 
-def _size(psi: Psi, name: str) -> int:
-    return psi.shapes[name][0]
+class Tried:
+    """Images that stand for those of a group, and what becomes of their numbers."""
+
+    def __init__(self, psi: Psi, images: torch.Tensor, together: int) -> None:
+        """`together`: so many of them in a unit."""
+        self._psi, self._images = psi, images[:TRIED_ON]
+        self._owners = torch.arange(len(self._images)) % max(1, len(self._images) // max(1, together))
+        self._plain = self._mean(self._images)
+
+    def _mean(self, images: torch.Tensor) -> Moves:
+        rows = readable_units(self._psi, images, self._owners)
+        return {name: row.double().mean(0).numpy() for name, row in rows.items()}
+
+    def _move(self, images: torch.Tensor) -> Moves:
+        changed = self._mean(images)
+        return {name: changed[name] - plain for name, plain in self._plain.items()}
+
+    def traces(self) -> list[Trace]:
+        """Of every family."""
+        return [self._trace(family) for family in families(self._psi.body.channels)]
+
+    def _trace(self, family: Family) -> Trace:
+        rows = [(amount, self._move(family.change(self._images, amount))) for amount in family.amounts]
+        ordered = len(family.amounts) > 1 and len(family.amounts[0]) == 1
+        if family.nothing is not None:
+            rows.append(((family.nothing,), {name: np.zeros_like(plain) for name, plain in self._plain.items()}))
+        rows = sorted(rows, key=lambda row: row[0]) if ordered else rows
+        return Trace(
+            kind=family.kind,
+            amounts=tuple(amount for amount, _ in rows),
+            moves=self._stacked([move for _, move in rows]),
+            says=family.says,
+            figure=family.figure,
+            ordered=ordered,
+        )
+
+    def _stacked(self, moves: Sequence[Moves]) -> Moves:
+        """Faults of images leave labels alone, and how many images a unit shows."""
+        whole = {name: np.stack([move[name] for move in moves]) for name in self._plain}
+        same = {name: self._psi.shapes[name][0] for name in (LABELS, SIZE) if name in self._psi.weights}
+        return whole | {name: np.zeros((len(moves), size)) for name, size in same.items()}
+
+    def refined(self, candidate: Candidate) -> list[Trace]:
+        """Rectangles near one that does well: any edge but those of the image may lie a little off."""
+        if candidate.kind != REGION:
+            return []
+        *edges, level = candidate.amount
+        steps = FINER if sum(0 < edge < 1 for edge in edges) <= 2 else FINER[1:-1]
+        nearby = [[edge + step for step in steps] if 0 < edge < 1 else [edge] for edge in edges]
+        family = next(family for family in families(self._psi.body.channels) if family.kind == REGION)
+        amounts = tuple((*place, level) for place in itertools.product(*nearby))
+        return [self._trace(dataclasses.replace(family, amounts=amounts))]
+
+    def compositions(self, candidates: Sequence[Candidate]) -> list[Trace]:
+        """One fault after another, of those that do best alone."""
+        known = {family.kind: family for family in families(self._psi.body.channels)}
+        best = [one for one in candidates if one.kind in known][:COMBINED]
+        return [
+            self._composition(known[one.kind], one.amount, known[two.kind], two.amount)
+            for one, two in itertools.permutations(best, 2)
+        ]
+
+    def _composition(self, first: Family, one: Amount, second: Family, two: Amount) -> Trace:
+        images = second.change(first.change(self._images, one), two)
+        words = f"{first.says(one)}, then {second.says(two)}"
+        return Trace(
+            kind=f"{first.kind}+{second.kind}",
+            amounts=((*one, *two),),
+            moves=self._stacked([self._move(images)]),
+            says=lambda _: words,
+            prior=RARER,
+        )
 
 
-def traces(psi: Psi, images: torch.Tensor, together: int) -> list[Trace]:
-    """Of every family, tried on images of units that hold so many."""
-    images = images[:TRIED_ON]
-    owners = torch.arange(len(images)) % max(1, len(images) // max(1, together))
-    plain = _mean(psi, images, owners)
-    return [_trace(psi, family, images, owners, plain) for family in families(psi.body.channels)]
+def explanation(tested: Tested, traces: Sequence[Trace], tried: Tried, misfit: float) -> Explanation:
+    """Of single faults; where none is named, of amounts between those that were tried, and of any two of the best."""
+    alone = explained(tested, traces, misfit)
+    if alone.named or not tested.differ or not alone.fits:
+        return alone
+    finer = tried.refined(alone.fits[0])
+    if finer:
+        kept = [trace for trace in traces if trace.kind != finer[0].kind]
+        alone = explained(tested, [*kept, *finer], misfit)
+        if alone.named:
+            return alone
+    return explained(tested, [*traces, *tried.compositions(alone.fits)], misfit)
 
 
-def _mean(psi: Psi, images: torch.Tensor, owners: torch.Tensor) -> dict[str, np.ndarray]:
-    return {name: rows.double().mean(0).numpy() for name, rows in readable_units(psi, images, owners).items()}
+def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
+    """Classes that trade places, and more or fewer of a class: told from what both groups have in common."""
+    there = [name for name in (LABELS, PREDICTED) if all(name in group.blocks for group in groups)]
+    if not there:
+        return []
+    shown = {name: _level(groups, name) for name in there}
+    every = list(range(psi.classes))
+    neighbours = [label ^ 1 if (label ^ 1) < psi.classes else label for label in every]
+    orders: list[tuple[Amount, list[int]]] = [((-1.0, -1.0), neighbours), ((-2.0, -2.0), every[-1:] + every[:-1])]
+    for one, other in itertools.combinations(every, 2):
+        order = every.copy()
+        order[one], order[other] = other, one
+        orders.append(((float(one), float(other)), order))
+    still = {name: psi.shapes[name][0] for name in (*psi.varying, SIZE) if name in psi.weights}
+    swapped = {name: np.stack([_ordered(row, order) - row for _, order in orders]) for name, row in shown.items()}
+    amounts = [(float(label), share) for label in every for share in CLASS_SHARES]
+    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if LABELS in shown else None
+    return [
+        Trace(
+            kind="labels-swapped",
+            amounts=tuple(amount for amount, _ in orders),
+            moves=swapped | {name: np.zeros((len(orders), size)) for name, size in still.items()},
+            says=_swap_words,
+            figure="{:.0f}".format,
+        ),
+        *([_class_shares(healthy, amounts)] if healthy is not None else []),
+    ]
 
 
-def _trace(
-    psi: Psi, family: Family, images: torch.Tensor, owners: torch.Tensor, plain: Mapping[str, np.ndarray]
-) -> Trace:
-    amounts, rows = [], []
-    for amount in family.amounts:
-        changed = _mean(psi, family.change(images, amount), owners)
-        amounts.append(amount)
-        rows.append({name: changed[name] - plain[name] for name in plain})
-    if family.nothing is not None:
-        amounts.append((family.nothing,))
-        rows.append({name: np.zeros_like(plain[name]) for name in plain})
-    order = sorted(range(len(amounts)), key=lambda place: amounts[place]) if _ordered(family) else range(len(amounts))
-    moves = {name: np.stack([rows[place][name] for place in order]) for name in plain}
+def _class_shares(healthy: np.ndarray, amounts: Sequence[Amount]) -> Trace:
+    """Of images they say nothing: those of a class differ from the rest."""
     return Trace(
-        kind=family.kind,
-        amounts=tuple(amounts[place] for place in order),
-        moves=moves,
-        says=family.says,
-        figure=family.figure,
-        ordered=_ordered(family),
+        kind="class-share",
+        amounts=tuple(amounts),
+        moves={LABELS: np.stack([_with_share(healthy, *amount) - healthy for amount in amounts])},
+        says=lambda a: f"{'no' if a[1] == 0 else f'{a[1]:.0%} of the'} images are of class {a[0]:.0f}",
+        figure="{:.0%}".format,
+        shares=(1.0,),
     )
 
 
-def _ordered(family: Family) -> bool:
-    return len(family.amounts) > 1 and len(family.amounts[0]) == 1
+def _level(groups: Sequence[Group], name: str) -> np.ndarray:
+    mean: np.ndarray = np.mean([group.blocks[name].mean for group in groups], axis=0)
+    return mean.clip(min=0)
 
 
-def directions(tried: list[Trace]) -> Directions:
-    """All moves, as rows: where a difference is looked for."""
-    blocks = tried[0].moves if tried else {}
-    rows = {name: np.concatenate([trace.moves[name] for trace in tried]) for name in blocks}
+def _ordered(block: np.ndarray, order: Sequence[int]) -> np.ndarray:
+    """Labels are rows, where there are predictions as well."""
+    moved: np.ndarray = block.reshape(len(order), -1)[list(order)].flatten()
+    return moved
+
+
+def _with_share(histogram: np.ndarray, label: float, share: float) -> np.ndarray:
+    """A class of this share among the others, and the norm as before."""
+    others = histogram.copy()
+    others[int(label)] = 0.0
+    rows = others / max(float(others.sum()), 1e-9) * (1 - share)
+    rows[int(label)] = share
+    scaled: np.ndarray = rows * (float(np.linalg.norm(histogram)) / max(float(np.linalg.norm(rows)), 1e-9))
+    return scaled
+
+
+def _swap_words(amount: Amount) -> str:
+    known = {-1.0: "swapped labels: 0 and 1, 2 and 3, and so on", -2.0: "labels moved on by one"}
+    return known.get(amount[0], f"swapped labels: {amount[0]:.0f} and {amount[1]:.0f}")
+
+
+def directions(tried: Sequence[Trace]) -> Directions:
+    """All moves, as rows: where a difference is looked for. Of a block that a fault says nothing about, none."""
+    sizes = {name: rows.shape[1] for trace in tried for name, rows in trace.moves.items()}
+    rows = {
+        name: np.concatenate([trace.moves.get(name, np.zeros((len(trace.amounts), size))) for trace in tried])
+        for name, size in sizes.items()
+    }
     moves = np.any([np.any(block != 0, axis=1) for block in rows.values()], axis=0) if rows else np.zeros(0, bool)
     return {name: block[moves] for name, block in rows.items()}

@@ -7,19 +7,21 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedlens.algorithms import FedAvg, Ngrams
+from fedlens.algorithms import FedAvg, Ngrams, OneLook
 from fedlens.algorithms.fedavg import warmed
 from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import files, tensorfiles, trees
 from fedlens.core.trees import Tree
 from fedlens.ledger import Ledger, Spending
-from fedlens.media.protocol import Medium, Rule, Template, Values
+from fedlens.media.protocol import Medium, Rule, Template, Trained, Values
 from fedlens.media.protocol import Samples as AnySamples
-from fedlens.media.text import contrast, wordings
+from fedlens.media.text import contrast, findings, looks, wordings
 from fedlens.media.text.faults import FAULTS
+from fedlens.media.text.looks import TextLook, tried_on
 from fedlens.media.text.samples import NGRAMS, NgramModel, TextModel, Texts
-from fedlens.media.text.settings import NGRAM_NOISE_TO_SIGNAL, Text, settled, text
+from fedlens.media.text.settings import LOOK, NGRAM_NOISE_TO_SIGNAL, Text, looks_once, settled, text
 from fedlens.models import words
+from fedlens.models.looks.texts import TextPsi
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS
 from fedlens.privacy import Unit
@@ -31,11 +33,20 @@ PUBLIC = "the vocabulary, unless it says what it cost, and the words or sentence
 OTHERWISE = "(in lower case, say), so that the words they stand for count as unknown"
 
 NETWORK = "a network, not with ngrams"
+TRAINED = "a model that is trained or counted, not with algorithm = 'look'"
+OF_MODELS = "model width size embedding units projection layers order warm_steps baseline samples"
 RULES: tuple[Rule, ...] = (
+    (Text, OF_MODELS, lambda _, recipe: not looks_once(recipe), TRAINED),
+    (Text, "examples", lambda _, recipe: looks_once(recipe), "algorithm = 'look'"),
     (Text, "size embedding units projection layers warm_steps", lambda own, _: not own.counts, NETWORK),
-    (Text, "order", lambda own, _: own.counts, "model = 'ngrams'"),
+    (Text, "order", lambda own, recipe: own.counts or looks_once(recipe), "model = 'ngrams'"),
     (Text, "vocabulary_size", lambda own, _: not own.vocabulary, "public text in place of vocabulary"),
-    (Text, "public", lambda own, _: not own.vocabulary or own.reads, "model = 'words', or in place of vocabulary"),
+    (
+        Text,
+        "public",
+        lambda own, recipe: not own.vocabulary or own.reads or looks_once(recipe),
+        "model = 'words', or in place of vocabulary",
+    ),
 )
 
 
@@ -68,7 +79,7 @@ class TextMedium(Medium):
 
     def doubts(self, recipe: Settings, noise_to_signal: float) -> tuple[str, ...]:
         limit = NGRAM_NOISE_TO_SIGNAL
-        if not text(recipe).counts or noise_to_signal <= limit:
+        if not text(recipe).counts or looks_once(recipe) or noise_to_signal <= limit:
             return ()
         why = f"noise to signal {noise_to_signal:.2f} is above {limit:g}: two tables of the same words may differ"
         return (f"{why} by chance as if by a bug, and what is named is a hint; it takes more users or epsilon",)
@@ -96,16 +107,21 @@ class TextMedium(Medium):
     def algorithm(self, recipe: Settings) -> str:
         return Ngrams.name if text(recipe).counts else FedAvg.name
 
-    def network(self, recipe: Settings) -> LanguageModel | dict[str, int]:
+    def network(self, recipe: Settings) -> LanguageModel | TextPsi | dict[str, int]:
         own = text(recipe)
+        if looks_once(recipe):
+            return looks.text_psi(own)
         return {"order": own.order} if own.counts else own.built()
 
     def weights(self, recipe: Settings) -> int:
         own = text(recipe)
+        if looks_once(recipe):
+            return looks.NUMBERS
         return SYMBOLS**own.order if own.counts else own.built().weights
 
     def blank(self, recipe: Settings, width: int) -> Tree:
-        return {"x": torch.zeros(width, text(recipe).row, dtype=torch.uint8), "mask": torch.ones(width)}
+        row = looks.ROW if looks_once(recipe) else text(recipe).row
+        return {"x": torch.zeros(width, row, dtype=torch.uint8), "mask": torch.ones(width)}
 
     def warmed(self, recipe: Settings, algorithm: Algorithm, state: Tree, device: str) -> Tree:
         """A language model has read what is public, if there is anything."""
@@ -150,9 +166,12 @@ class TextMedium(Medium):
 
     def model(
         self, recipe: Settings, algorithm: Algorithm, state: Tree, *, device: str = "cpu", **about: Any
-    ) -> TextModel | NgramModel:
+    ) -> TextModel | NgramModel | TextLook:
         own = text(recipe)
-        about |= {"vocabulary": own.known.words, "earlier": own.price, "tokenizer": own.tokenizer, "width": own.row}
+        about |= {"vocabulary": own.known.words, "earlier": own.price, "tokenizer": own.tokenizer}
+        if isinstance(algorithm, OneLook):
+            return looks.text_look(algorithm, state, **about)
+        about |= {"width": own.row}
         if own.counts:
             return NgramModel(model=algorithm.result(state), **about)
         weights = trees.moved(algorithm.result(state), "cpu")
@@ -161,9 +180,11 @@ class TextMedium(Medium):
     def owns(self, header: Mapping[str, Any]) -> bool:
         return "kind" in header
 
-    def opened(self, path: pathlib.Path) -> TextModel | NgramModel:
+    def opened(self, path: pathlib.Path) -> TextModel | NgramModel | TextLook:
         """Of whichever kind it says it is."""
         header = tensorfiles.header(path)
+        if header.get("kind") == LOOK:
+            return TextLook.open(path)
         return NgramModel.open(path) if header.get("kind") == NGRAMS else TextModel.open(path)
 
     def drawn_on(self, model: Any, count: int, device: str) -> Texts:
@@ -191,6 +212,8 @@ class TextMedium(Medium):
         if not self.owns(tensorfiles.header(path)):
             raise ValueError("Expected a model of text as text.baseline.")
         model = self.opened(path)
+        if isinstance(model, TextLook):
+            raise ValueError("Expected a model of text as text.baseline, and not a look.")
         kind = model.kind if isinstance(model, TextModel) else NGRAMS
         ours = own.model, own.tokenizer, own.known.words, own.row
         if (kind, model.tokenizer, model.vocabulary, model.width) != ours:
@@ -203,8 +226,27 @@ class TextMedium(Medium):
         return pathlib.Path(folder) / "model.safetensors" if folder else None
 
     def contrast(self, groups: Sequence[AnySamples], *, title: str, **about: Any) -> Report:
-        own = {name: value for name, value in about.items() if name not in ("primary", "glimpses", "coverage")}
+        own = {
+            name: value
+            for name, value in about.items()
+            if name not in ("primary", "glimpses", "coverage", "releases", "recipe")
+        }
         return contrast.contrast(*map(_texts, groups), title=title, **own)
+
+    def looked(
+        self,
+        looks: Sequence[Trained],
+        *,
+        recipe: Settings | None,
+        title: str,
+        warnings: tuple[str, ...] = (),
+        provenance: dict[str, str] | None = None,
+    ) -> Report | None:
+        taken = [look for look in looks if isinstance(look, TextLook)]
+        if not taken or len(taken) < len(looks):
+            return None
+        public = tried_on(text(recipe)) if recipe else ()
+        return findings.looked(*taken, title=title, public=public, warnings=warnings, provenance=provenance)
 
     def provenance(self, recipe: Settings) -> dict[str, str]:
         return {"vocabulary": text(recipe).known.provenance, "public by declaration": PUBLIC}
@@ -232,13 +274,16 @@ def _problems(recipe: Settings) -> list[str]:
         problems.append("text.vocabulary is missing: a list of words, public or learnt at a price; or public text")
     if own.baseline and len(recipe.selections) > 1:
         problems.append("text.baseline goes with one selection: two are compared with each other")
-    if own.counts and (p.rounds, p.clip, p.correlated) != (1, 1.0, None):
+    if looks_once(recipe):
+        problems += looks.problems(recipe)
+    if own.counts and not looks_once(recipe) and (p.rounds, p.clip, p.correlated) != (1, 1.0, None):
         problems.append("text.model = 'ngrams' is one release: rounds = 1, clip = 1.0, nothing correlated; or open")
-    if recipe.algorithm and (recipe.algorithm == Ngrams.name) != own.counts:
+    if recipe.algorithm and not looks_once(recipe) and (recipe.algorithm == Ngrams.name) != own.counts:
         problems.append(f"algorithm = '{recipe.algorithm}' does not go with text.model = '{own.model}'")
     if p.unit == Unit.EXAMPLE:
         problems.append("[text] protects users: privacy.unit = 'example' is not for it")
-    if own.public and not own.vocabulary and own.model == "words" and not pathlib.Path(own.public).exists():
+    reads = own.model == "words" or looks_once(recipe)
+    if own.public and not own.vocabulary and reads and not pathlib.Path(own.public).exists():
         return [*problems, f"expected public text at text.public = {own.public!r}; there is nothing"]
     return problems + _of_words(recipe)
 
@@ -247,7 +292,7 @@ def _of_words(recipe: Settings) -> list[str]:
     """A list that cannot be opened, a network that cannot be built from it, or a price that does not add up."""
     own = text(recipe)
     try:
-        if not own.counts:
+        if not own.counts and not looks_once(recipe):
             own.built()
         return _of_prices(recipe) if own.vocabulary else []
     except OSError:  # public text has errors of its own

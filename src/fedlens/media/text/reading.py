@@ -13,8 +13,9 @@ from fedlens.data.readers.docstrings import docstrings
 from fedlens.media.reading import Given, Reading, as_whole_numbers, planting_of, untrusted
 from fedlens.media.text.faults import FAULTS
 from fedlens.media.text.public import sentences_of
-from fedlens.media.text.settings import Text, text
+from fedlens.media.text.settings import Text, looks_once, text
 from fedlens.models import words
+from fedlens.models.looks.sentences import WIDTH, as_symbols
 from fedlens.models.words import PADDING, SENTENCE_BYTES, as_row
 from fedlens.recipes.tables import Data, Settings
 
@@ -26,19 +27,22 @@ Tokens = list[str]
 def _prepared(recipe: Settings, sentences: Population) -> Population:
     """The users with their rows in the column x: unknown words, or whole sentences; and columns to select by.
 
+    A look is shown every sentence, with its unknown words and its marks.
+
     One user after the other, so that nobody decides about anybody else.
     """
     own, bug = text(recipe), recipe.data.bug
     planting = planting_of(bug, sentences) if bug else Planting(fraction=0.0)
     attributes, split = _attributes(sentences, recipe), words.tokenizer(own.tokenizer)
     fault = FAULTS.named(bug.kind).change if bug else None
-    made, origins, marks = [_blank(own)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    looks = looks_once(recipe)
+    made, origins, marks = [_blank(own, looks)], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for unit, wrong, marked in planting.hits(sentences, "text"):
         start, count = int(sentences.starts[unit]), int(sentences.counts[unit])
         spoken = said(np.asarray(sentences.columns["text"][start : start + count]), split)
         for place in wrong - start if bug and fault else ():
             spoken[place] = _tokens(bug.kind, fault, spoken[place])  # type: ignore[union-attr, arg-type]
-        rows, origin = _numbered(spoken, own)
+        rows, origin = _numbered(spoken, own, looks)
         made.append(rows)
         origins.append(start + origin)
         marks.append(np.full(len(rows), marked, np.int64))
@@ -68,15 +72,18 @@ def _tokens(of: str, change: Callable[[Given], Tokens], given: Given) -> Tokens:
     return list(tokens)
 
 
-def _numbered(spoken: list[Tokens], own: Text) -> tuple[np.ndarray, np.ndarray]:
+def _numbered(spoken: list[Tokens], own: Text, looks: bool) -> tuple[np.ndarray, np.ndarray]:
     """The rows a user trains on, and the sentence that each came from."""
-    made = [(place, row) for place, tokens in enumerate(spoken) for row in _of_sentence(tokens, own)]
-    rows = np.stack([row for _, row in made]) if made else _blank(own)
+    made = [(place, row) for place, tokens in enumerate(spoken) for row in _of_sentence(tokens, own, looks)]
+    rows = np.stack([row for _, row in made]) if made else _blank(own, looks)
     return rows, np.array([place for place, _ in made], np.int64)
 
 
-def _of_sentence(tokens: Tokens, own: Text) -> Iterator[np.ndarray]:
+def _of_sentence(tokens: Tokens, own: Text, looks: bool) -> Iterator[np.ndarray]:
     """The words outside the vocabulary; or the sentence as a whole."""
+    if looks:
+        yield as_symbols(tokens, own.known)
+        return
     if own.model == "words":
         if tokens:
             yield own.known.numbered(tokens, own.row)
@@ -86,7 +93,9 @@ def _of_sentence(tokens: Tokens, own: Text) -> Iterator[np.ndarray]:
             yield words.spelled(token, own.row)
 
 
-def _blank(own: Text) -> np.ndarray:
+def _blank(own: Text, looks: bool) -> np.ndarray:
+    if looks:
+        return np.zeros((0, WIDTH), np.uint8)
     row = own.known.numbered([], own.row) if own.model == "words" else words.spelled("", own.row)
     return np.full((0, own.row), PADDING, row.dtype)
 

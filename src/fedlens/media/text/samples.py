@@ -35,7 +35,7 @@ def _as_width(value: object) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _OfWords(Priced):
+class OfWords(Priced):
     """Whose words, and at what price: models of text, and what they write.
 
     The vocabulary: the words that sentences are made of, or those that the unknown words are none of. It is public, or
@@ -68,10 +68,10 @@ class _OfWords(Priced):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Texts(_OfWords, Samples):
+class Texts(OfWords, Samples):
     """Unknown words that a character model spelled, or sentences of a word model."""
 
-    readers: ClassVar[Readers] = Samples.readers | _OfWords.of_words
+    readers: ClassVar[Readers] = Samples.readers | OfWords.of_words
     kind: str  # "spelling" or "words"
     sequences: torch.Tensor = dataclasses.field(repr=False)  # [n, width]: rows as in fedlens.models.words
     log_probability: torch.Tensor = dataclasses.field(repr=False)  # [n], joint, END included
@@ -122,10 +122,10 @@ class Texts(_OfWords, Samples):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Writer(_OfWords, Trained):
+class _Writer(OfWords, Trained):
     """A model of text, whatever it is made of."""
 
-    readers: ClassVar[Readers] = Trained.readers | _OfWords.of_words | {"width": _as_width}
+    readers: ClassVar[Readers] = Trained.readers | OfWords.of_words | {"width": _as_width}
     width: int  # of the rows it learnt from, and of those it writes
 
     def _written(self, kind: str, sequences: torch.Tensor, log_probability: torch.Tensor) -> Texts:
@@ -203,7 +203,7 @@ class NgramModel(_Writer):
             return cls(model=Markov(table=tree["table"]), **header)
 
 
-def jointly(groups: Sequence[_OfWords]) -> Guarantee:
+def jointly(groups: Sequence[OfWords]) -> Guarantee:
     """Of all groups together.
 
     Formal guarantee: an upper bound, as `guarantee` is. What several groups name as released earlier, by one run with
@@ -213,7 +213,7 @@ def jointly(groups: Sequence[_OfWords]) -> Guarantee:
     return stated([_own(group) for group in groups], list(earlier), max(group.delta for group in groups))
 
 
-def _own(group: _OfWords) -> Spending:
+def _own(group: OfWords) -> Spending:
     """What a group cost on top of what was released earlier."""
     return dataclasses.replace(group.spending, plans=group.spending.plans[len(_plans(group.earlier)) :])
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import pydantic
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from fedlens.algorithms.look import OneLook
 from fedlens.ledger import Spending
 from fedlens.media.protocol import Values
 from fedlens.media.text.public import help_topics, sentences_of
@@ -24,6 +25,7 @@ from fedlens.models.words import Vocabulary
 from fedlens.privacy import MatrixPlan
 from fedlens.recipes.tables import Path, Settings, Table, changed
 
+LOOK = OneLook.name
 # A weight may wander so far by noise alone, over all rounds: more would drown what it has learnt.
 WANDERED, MOMENTUM, RATE, ROUNDS = 0.3, 0.9, 2.0, 100
 NOISE_TO_SIGNAL = 2.5
@@ -62,6 +64,7 @@ class Text(Table):
     warm_steps: NonNegativeInt = 300  # on the vocabulary's spellings, or on public sentences, before anything private
     baseline: Path | None = None  # the folder of an earlier model, to compare with
     samples: Annotated[int, Field(ge=100, le=1_000_000)] = 20_000
+    examples: Annotated[int, Field(ge=1, le=4096)] = 128  # algorithm = "look": of a unit's sentences, at most
 
     @property
     def counts(self) -> bool:
@@ -135,9 +138,16 @@ def text(recipe: Settings) -> Text:
     return table
 
 
+def looks_once(recipe: Settings) -> bool:
+    """Whether it takes one look, and trains nothing."""
+    return recipe.algorithm == LOOK
+
+
 def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
     """The largest model whose noise stays near the signal, and a server step that lets no weight wander far."""
     privacy, text, training = values["privacy"], values["text"], values.get("training", {})
+    if values.get("algorithm") == LOOK:
+        return values | {"privacy": {"rounds": 1, "clip": 1.0} | privacy}
     if text.get("model") == NGRAMS:
         return _ngrams(values, judged)
     clip = {} if "adaptive_clip" in privacy else {"clip": 0.5}

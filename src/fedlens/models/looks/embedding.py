@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -20,7 +21,7 @@ _KERNELS = 5, 5, 3
 _LARGEST = 8  # pixels a side that the layers are pooled to, at most
 _GAINS = 1.0, 1.5, 1.0  # of the layers in the distance
 _REFERENCE = 500  # images that the typical distance is measured on
-_CHUNK = 1 << 26  # numbers of a projection that are drawn at once
+_CHUNK = 1 << 24  # numbers of a projection that are drawn at once
 Layers = tuple[torch.Tensor, ...]
 
 
@@ -38,6 +39,8 @@ class Embedding:
         check_sizes(features=self.features)
         if self.features < 2 * len(self.widths) or self.features % (2 * len(self.widths)):
             raise ValueError(f"Expected a multiple of {2 * len(self.widths)} features: cos and sin for every width.")
+        if not 0 <= self.seed < 2**32 - 1:
+            raise ValueError(f"Expected seed={self.seed} to be a whole number below 2^32 - 1.")
         if not all(width > 0 for width in self.widths) or not self.widths:
             raise ValueError("Expected widths above 0, at least one.")
 
@@ -68,24 +71,26 @@ class Embedding:
 
 @functools.lru_cache(maxsize=4)
 def _layers(channels: int, seed: int, device: str) -> Layers:
-    rng, into = torch.Generator().manual_seed(seed), (channels, *_WIDTHS)
+    rng, into = shapes.randomness(seed), (channels, *_WIDTHS)
     sizes = zip(_WIDTHS, into, _KERNELS, strict=False)
-    return tuple(
-        torch.randn(out, of, k, k, generator=rng).div(math.sqrt(of * k * k)).to(device) for out, of, k in sizes
-    )
+    return tuple((_normal(rng, out, of, k, k) / math.sqrt(of * k * k)).to(device) for out, of, k in sizes)
+
+
+def _normal(rng: np.random.RandomState, *shape: int) -> torch.Tensor:
+    return torch.from_numpy(rng.standard_normal(shape)).float()
 
 
 @functools.lru_cache(maxsize=4)
 def _projection(embedding: Embedding, device: str) -> torch.Tensor:
     """Drawn on the CPU, piece by piece, whatever device uses it: a seed means the same everywhere."""
-    rng, distance, size = torch.Generator().manual_seed(embedding.seed + 1), *_typical(embedding)
+    rng, (distance, size) = shapes.randomness(embedding.seed + 1), _typical(embedding)
     each = embedding.features // 2 // len(embedding.widths)
     whole = torch.empty(size, embedding.features // 2, device=device)
     step = max(1, _CHUNK // size)
     for number, width in enumerate(embedding.widths):
         for at in range(0, each, step):
             count = min(step, each - at)
-            piece = torch.randn(size, count, generator=rng) / (distance * width)
+            piece = _normal(rng, size, count) / (distance * width)
             whole[:, number * each + at : number * each + at + count] = piece.to(device)
     return whole
 

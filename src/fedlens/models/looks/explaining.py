@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from scipy import stats
 
-from fedlens.models.looks.two_sample import Comparison
+from fedlens.models.looks.two_sample import Tested
 
 Amount = tuple[float, ...]
 # Chosen on the digits of the test writers and on Fashion-MNIST's test images, dealt to made-up users: docs/looks.md.
 MISFIT = 0.15  # of a difference: by as much a fault may miss it because it was tried on other images
+STANDING_IN = 0.3  # where these only stand in for images that look alike
 CERTAIN = 0.95  # the weight of a fault that is named, among all that were tried
-LEFT = 0.25  # of a difference, that a named fault may leave where noise does not explain it
+LEFT = 0.08  # of a difference, that a named fault may leave where noise does not explain it
+NOISE = 0.05  # or what it leaves is made by noise more often than that
 BETWEEN = 5  # amounts that are read off between two neighbours
 SHARES = np.linspace(0.02, 1.0, 50)  # of the units, that are affected
 WITHIN = 3.84 / 2  # an interval holds what is no less likely than this, in logarithms: 95%
@@ -36,6 +38,7 @@ class Trace:
     figure: Callable[[float], str] = "{:.2g}".format
     ordered: bool = False  # amounts are numbers in order, and what lies between can be read off the neighbours
     prior: float = 1.0  # against other faults
+    shares: tuple[float, ...] = tuple(SHARES)  # of the units, that are tried; 1 alone where an amount says it
 
     @functools.cached_property
     def dense(self) -> "Trace":
@@ -54,7 +57,7 @@ class Trace:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Fit:
+class Candidate:
     """The best that one fault can do."""
 
     kind: str
@@ -69,25 +72,25 @@ class Fit:
 
     @property
     def fits(self) -> bool:
-        return self.left_p > 0.01 or self.explains > 1 - LEFT
+        return self.left_p > NOISE or self.explains > 1 - LEFT
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Explanation:
     """All that was tried, the likeliest first."""
 
-    fits: tuple[Fit, ...]
+    fits: tuple[Candidate, ...]
     other: float  # the weight of "something else"
 
     @property
-    def named(self) -> Fit | None:
+    def named(self) -> Candidate | None:
         best = self.fits[0] if self.fits else None
         return best if best and best.weight >= CERTAIN and best.fits else None
 
 
-def explained(comparison: Comparison, traces: Sequence[Trace]) -> Explanation:
+def explained(comparison: Tested, traces: Sequence[Trace], misfit: float = MISFIT) -> Explanation:
     """Of faults whose moves are known."""
-    data = _Data.of(comparison)
+    data = _Data.of(comparison, misfit)
     tried = [_Tried.of(data, trace.dense) for trace in traces]
     anything = sum(data.free.values())
     evidence = np.array([one.evidence for one in tried] + [anything])
@@ -106,13 +109,13 @@ class _Data:
     free: Mapping[str, float]  # by the block: what "something else" gains there
 
     @classmethod
-    def of(cls, comparison: Comparison) -> "_Data":
+    def of(cls, comparison: Tested, misfit: float) -> "_Data":
         numbers, errors = {}, {}
         for row in comparison.differences:
             size = row.numbers.size
             chance = comparison.noise(row.name) ** 2 + comparison.spread(row.name) / size
             real = max(0.0, float(row.numbers @ row.numbers) - size * chance)
-            errors[row.name] = math.sqrt(max(chance + MISFIT**2 * real / size, 1e-18))
+            errors[row.name] = math.sqrt(max(chance + misfit**2 * real / size, 1e-18))
             numbers[row.name] = row.numbers / errors[row.name]
         return cls(numbers=numbers, errors=errors, free={name: _gain(row) for name, row in numbers.items()})
 
@@ -138,7 +141,7 @@ class _Tried:
             moved = rows / data.errors[name]
             products = products + moved @ data.numbers[name]
             squares = squares + (moved**2).sum(1)
-        shares = np.concatenate([-SHARES[::-1], SHARES])
+        shares = np.concatenate([-np.array(trace.shares[::-1]), trace.shares])
         logs = np.outer(products, shares) - np.outer(squares, shares**2) / 2
         free = sum(gain for name, gain in data.free.items() if name not in trace.moves)
         return cls(trace=trace, logs=logs, shares=shares, free=free, data=data)
@@ -149,13 +152,13 @@ class _Tried:
         most = self.logs.max()
         return float(most + math.log(np.exp(self.logs - most).mean()) + self.free + math.log(self.trace.prior))
 
-    def fit(self, weight: float) -> Fit:
+    def fit(self, weight: float) -> Candidate:
         at, share_at = np.unravel_index(self.logs.argmax(), self.logs.shape)
         likely = self.logs >= self.logs.max() - WITHIN
         amounts = np.array(self.trace.amounts)[likely.any(1)]
         shares = self.shares[likely.any(0)]
         explains, left = self._left(int(at), float(self.shares[share_at]))
-        return Fit(
+        return Candidate(
             kind=self.trace.kind,
             summary=self.trace.says(self.trace.amounts[at]),
             amount=self.trace.amounts[at],
@@ -174,5 +177,5 @@ class _Tried:
             numbers = self.data.numbers[name]
             left = numbers - share * rows[at] / self.data.errors[name]
             before, after, size = before + float(numbers @ numbers), after + float(left @ left), size + numbers.size
-        explains = 1 - max(0.0, after - size) / max(before - size, 1e-9)
+        explains = 1 - max(0.0, after - size) / (before - size) if before > size else 0.0
         return max(0.0, min(1.0, explains)), float(stats.chi2.sf(after, size))

@@ -41,11 +41,20 @@ class Release:
     def body_noise(self) -> float:
         return self.noise / self.psi.weights[BODY]
 
-    @functools.cached_property
+    @property
     def shares(self) -> torch.Tensor:
         """Of the classes, from all that tells about them: the histogram of labels and, of moments, the counts."""
+        return self._shares[0]
+
+    @property
+    def share_error(self) -> float:
+        """The standard error that noise makes of each."""
+        return self._shares[1]
+
+    @functools.cached_property
+    def _shares(self) -> tuple[torch.Tensor, float]:
         if not self.psi.classes:
-            return torch.ones(1)
+            return torch.ones(1), 0.0
         told = [(self.blocks[LABELS] / self.psi.weights[LABELS], self.noise / self.psi.weights[LABELS])]
         if isinstance(self.psi.body, Moments):
             told.append((self.psi.body.read(self.body)[0], self.body_noise * self.psi.body.noise_of_counts))
@@ -54,7 +63,8 @@ class Release:
         trust = 1 / np.maximum(errors, 1e-12) ** 2
         means = [counts.double().cpu().numpy() / total for total, (counts, _) in zip(totals, told, strict=True)]
         shares = sum(weight * mean for weight, mean in zip(trust / trust.sum(), means, strict=True))
-        return torch.from_numpy(nearest_shares(shares, float(trust.sum() ** -0.5))).float()
+        error = float(trust.sum() ** -0.5)
+        return torch.from_numpy(nearest_shares(shares, error)).float(), error
 
 
 def nearest_shares(noisy: np.ndarray, noise: float) -> np.ndarray:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fedlens.models.looks.two_sample import COUNT, SPREAD
 from fedlens.models.sizes import check_sizes
 
 BODY, LABELS, PREDICTED, SIZE = "body", "labels", "predicted", "size"
-_SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
+SIZES = 8  # bins of how many examples a unit shows: 1, 2-3, 4-7, ... 128 and more
 _LABELS, _PREDICTED, _COUNT, _SIZE, _SPREAD = 0.05, 0.05, 0.03, 0.005, 0.02  # of the squared norm
 MOST_READABLE = 0.8
 _DRAWN = 1000  # shapes that centres are taken from
@@ -27,8 +28,9 @@ TOGETHER = 512  # of a unit's images, in a body: each is as many numbers as all 
 class Psi:
     """`body` is what generators are fitted to; `readable` the share of the squared norm that people read from.
 
-    What people read is counted from `centres`, means of public images or of drawn shapes, and cut to a `radius`
-    around them: units are far more like each other than their norm says, and noise grows with what they may differ.
+    What people read is counted from the means of drawn shapes, and cut to a `radius` around them: units are far more
+    like each other than their norm says, and noise grows with what they may differ. Units beyond it keep the direction
+    in which they lie: a smaller radius shows smaller differences, and tells less about how large they are.
 
     A unit's body has no norm that is known beforehand: one with many images of many classes has a small one. So the
     bodies of units that hold several images are brought to the same norm, as are their histograms of labels, and no
@@ -43,7 +45,6 @@ class Psi:
     examples: int = 128  # of a unit's images, that are shown, at most
     readable: float = 0.1
     radius: float = 0.5  # of each readable block around its centre; no block of an image is longer than 1
-    centres: tuple[float, ...] = ()  # of all readable blocks, one after the other; by default those of drawn shapes
 
     def __post_init__(self) -> None:
         if not 0 <= self.readable <= MOST_READABLE:
@@ -53,8 +54,6 @@ class Psi:
         if self.judged and not self.classes:
             raise ValueError("Expected classes to count predictions by.")
         check_sizes(classes=self.classes + 1, examples=self.examples)
-        if self.centres and len(self.centres) != sum(sizes(self.body.side, self.body.channels).values()):
-            raise ValueError("Expected centres of all readable blocks.")
 
     @property
     def weights(self) -> dict[str, float]:
@@ -72,19 +71,26 @@ class Psi:
         images, mask = pixels(examples["x"]), examples["mask"]
         share = mask / mask.sum().clamp(min=1.0)
         there = share.sum().clamp(max=1.0)  # 0 for a unit that holds nothing
-        blocks = {name: self.around(name, share @ READABLE[name](images)) * there for name in self.varying}
-        if blocks:
-            blocks[SPREAD] = torch.stack([block.square().sum() for block in blocks.values()]) / math.sqrt(len(blocks))
+        blocks = self.readable_of({name: share @ READABLE[name](images) for name in self.varying}, there)
         kinds = self.kinds(examples["y"], share) if self.classes else share[None]
-        even = _even if self.several else torch.Tensor.clone
-        blocks |= {LABELS: even(kinds.sum(1))} if self.classes else {}
+        evened = even if self.several else torch.Tensor.clone
+        blocks |= {LABELS: evened(kinds.sum(1))} if self.classes else {}
         if self.judged:  # row by row of true classes
             taken = self.kinds(examples[PREDICTED], torch.ones_like(share))
-            blocks[PREDICTED] = even(kinds @ taken.T)
-        blocks |= {SIZE: _size(mask)} if self.several else {}
-        blocks |= {COUNT: there[None], BODY: even(self._body(kinds, images))}
+            blocks[PREDICTED] = evened(kinds @ taken.T)
+        blocks |= {SIZE: size_of(mask)} if self.several else {}
+        blocks |= {COUNT: there[None], BODY: evened(self._body(kinds, images))}
         weights = self.weights
         return {name: block * weights[name] for name, block in blocks.items()}
+
+    def readable_of(self, means: Mapping[str, torch.Tensor], there: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The readable blocks of a unit, or of units row by row, whose images have these means; none that holds
+        nothing."""
+        blocks = {name: self.around(name, mean) * there[..., None] for name, mean in means.items()}
+        if not blocks:
+            return {}
+        squares = [block.square().sum(-1) for block in blocks.values()]
+        return blocks | {SPREAD: torch.stack(squares, -1) / math.sqrt(len(blocks))}
 
     def around(self, name: str, block: torch.Tensor) -> torch.Tensor:
         """How far a readable block is from its centre, in units of the radius; along the last dimension, no longer
@@ -93,8 +99,8 @@ class Psi:
         within: torch.Tensor = apart / apart.norm(dim=-1, keepdim=True).clamp(min=1.0)
         return within
 
-    def _centre(self, name: str, device: str) -> torch.Tensor:
-        centre: torch.Tensor = _centres(self.body.side, self.body.channels, self.centres, device)[name]
+    def _centre(self, name: str, device: str = "cpu") -> torch.Tensor:
+        centre: torch.Tensor = centres(self.body.side, self.body.channels, device)[name]
         return centre
 
     def _body(self, kinds: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
@@ -113,7 +119,7 @@ class Psi:
             **{name: (size,) for name, size in readable.items()},
             **({LABELS: (self.classes,)} if self.classes else {}),
             **({PREDICTED: (self.classes, self.classes)} if self.judged else {}),
-            **({SIZE: (_SIZES,)} if self.several else {}),
+            **({SIZE: (SIZES,)} if self.several else {}),
             COUNT: (1,),
             **({SPREAD: (len(readable),)} if readable else {}),
             BODY: (max(1, self.classes), self.body.size),
@@ -133,7 +139,7 @@ class Psi:
     @property
     def meaning(self) -> tuple[object, ...]:
         form = self.body.side, self.body.channels
-        return *form, self.classes, self.judged, self.several, bool(self.readable), self.radius, self.centres
+        return *form, self.classes, self.judged, self.several, bool(self.readable), self.radius
 
     def kinds(self, labels: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
         """[classes, n]: the shares, sorted by class; a label that is none of the classes counts for none."""
@@ -141,28 +147,23 @@ class Psi:
 
 
 @functools.lru_cache(maxsize=8)
-def _centres(side: int, channels: int, given: tuple[float, ...], device: str) -> dict[str, torch.Tensor]:
-    numbers = torch.tensor(given or centres_of(drawn(_DRAWN, side, channels)), device=device)
-    each = sizes(side, channels)
-    return dict(zip(each, numbers.split(list(each.values())), strict=True))
+def centres(side: int, channels: int, device: str = "cpu") -> dict[str, torch.Tensor]:
+    """By the readable block: its mean over drawn shapes."""
+    images = drawn(_DRAWN, side, channels)
+    return {
+        name: torch.cat([block(part) for part in images.split(TOGETHER)]).double().mean(0).float().to(device)
+        for name, block in READABLE.items()
+    }
 
 
-def centres_of(images: torch.Tensor) -> tuple[float, ...]:
-    """Of public images in [-1, 1]: the mean of each readable block, one after the other."""
-    means = [
-        torch.cat([block(part) for part in images.split(TOGETHER)]).double().mean(0) for block in READABLE.values()
-    ]
-    return tuple(round(float(number), 6) for number in torch.cat(means))
-
-
-def _even(block: torch.Tensor) -> torch.Tensor:
+def even(block: torch.Tensor) -> torch.Tensor:
     """Of norm 1, or nothing."""
-    even: torch.Tensor = block / block.norm().clamp(min=1e-12)
-    return even
+    of_norm_1: torch.Tensor = block / block.norm().clamp(min=1e-12)
+    return of_norm_1
 
 
-def _size(mask: torch.Tensor) -> torch.Tensor:
+def size_of(mask: torch.Tensor) -> torch.Tensor:
     """A one in the bin of how many examples are shown; nothing for none."""
     shown = mask.sum()
-    place = shown.clamp(min=1.0).log2().add(1e-4).floor().clamp(max=_SIZES - 1)
-    return (torch.arange(_SIZES, device=mask.device) == place) * (shown > 0)
+    place = shown.clamp(min=1.0).log2().add(1e-4).floor().clamp(max=SIZES - 1)
+    return (torch.arange(SIZES, device=mask.device) == place) * (shown > 0)

@@ -41,10 +41,16 @@ def texture(images: torch.Tensor) -> torch.Tensor:
 
 
 def intensity(images: torch.Tensor) -> torch.Tensor:
-    """How often each level occurs in each channel, and how channels go together: inversion, exposure, swaps."""
-    level = ((images + 1) * (_LEVELS / 2)).floor().clamp(0, _LEVELS - 1)
-    numbers = torch.arange(_LEVELS, device=images.device)
-    shares = torch.stack([(level == number).float().mean((2, 3)) for number in numbers], 2).flatten(1)
+    """How often each level occurs in each channel, and how channels go together: inversion, exposure, swaps.
+
+    A pixel between two levels counts for both, by how near it is: what is a little brighter differs a little.
+    """
+    place = ((images + 1) * ((_LEVELS - 1) / 2)).clamp(0, _LEVELS - 1).flatten(2)
+    low = place.floor().clamp(max=_LEVELS - 2)
+    # Whole parts of 256 add up exactly in any order, so that sums on a GPU are the same each time.
+    part, low = ((place - low) * 256).round() / 256, low.long()
+    none = images.new_zeros(*images.shape[:2], _LEVELS)
+    shares = none.scatter_add(2, low, 1 - part).scatter_add(2, low + 1, part).flatten(1) / place.shape[2]
     channels = images.shape[1]
     if channels == 1:
         return shares

@@ -27,7 +27,7 @@ FAULTS = "faults"  # a row of the test: the direction of a known fault that show
 Views = Mapping[str, Sequence[np.ndarray]]
 
 
-class Asked(Protocol):
+class Comparable(Protocol):
     """What two looks must have in common to be compared."""
 
     @property
@@ -54,7 +54,7 @@ class Released(Protocol):
     """A noisy mean of what units sent."""
 
     @property
-    def psi(self) -> Asked: ...
+    def psi(self) -> Comparable: ...
 
     @property
     def blocks(self) -> Tree: ...
@@ -159,7 +159,7 @@ class Difference:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
+class Tested:
     """Two groups, block by block, the clearest difference first."""
 
     groups: tuple[Group, Group]
@@ -196,13 +196,13 @@ class Comparison:
 Directions = Mapping[str, np.ndarray]  # by the block: [faults, numbers], how much each fault moves the mean
 
 
-def compared(left: Released, right: Released, directions: Directions | None = None) -> Comparison:
+def compared(left: Released, right: Released, directions: Directions | None = None) -> Tested:
     """Two looks that asked the same."""
     check_alike(left.psi, right.psi)
     return two_groups((Group.of(left), Group.of(right)), left.psi.views, directions)
 
 
-def check_alike(one: Asked, other: Asked) -> None:
+def check_alike(one: Comparable, other: Comparable) -> None:
     """Refuses two looks whose numbers do not mean the same."""
     if one.meaning != other.meaning:
         raise ValueError(
@@ -211,14 +211,14 @@ def check_alike(one: Asked, other: Asked) -> None:
         )
 
 
-def two_groups(groups: tuple[Group, Group], views: Views, directions: Directions | None = None) -> Comparison:
+def two_groups(groups: tuple[Group, Group], views: Views, directions: Directions | None = None) -> Tested:
     """Block by block and, where directions are given, along those of known faults."""
     rows = [_difference(name, groups, views[name]) for name in views]
     faults = _along(groups, directions) if directions else None
     ps = [row.p for row in rows] + ([faults] if faults is not None else [])
     adjusted = _holm(ps)
     differences = (dataclasses.replace(row, adjusted=p) for row, p in zip(rows, adjusted, strict=False))
-    return Comparison(
+    return Tested(
         groups=groups,
         views=views,
         differences=tuple(sorted(differences, key=lambda row: (row.p, -row.size))),
@@ -324,14 +324,15 @@ def _grid() -> tuple[np.ndarray, np.ndarray]:
     return z, 2 * stats.norm.pdf(z) * step
 
 
-def power(change: Mapping[str, np.ndarray], share: float, comparison: Comparison) -> float:
+def power(change: Mapping[str, np.ndarray], share: float, comparison: Tested, more: float = 1.0) -> float:
     """How likely a change of the first group's means, in a share of its units, is found at LEVEL: by formula.
 
-    `change` is what it does to each block. The chance of the row of the test that shows it best.
+    `change` is what it does to each block. The chance of the row of the test that shows it best; with so many times
+    `more` units in both groups.
     """
     best, level = 0.0, LEVEL / comparison.rows
     for name, whole in change.items():
-        noise, spread = comparison.noise(name), comparison.spread(name)
+        noise, spread = comparison.noise(name) / more, comparison.spread(name) / more
         tested = (np.eye(whole.size), *comparison.views[name])
         for view in tested:
             best = max(best, _power(share * (view @ whole), noise, spread, level / (2 * len(tested))))

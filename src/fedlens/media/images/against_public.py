@@ -1,0 +1,119 @@
+"""What do private users have that a public set lacks? One look at them, held against images that anybody may see (T6).
+
+The public side has no noise, and its guarantee costs nothing. Which public images to weight, and which to collect, is
+read off the same release.
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedlens.ledger import guarantee
+from fedlens.media.images import exhibits, findings, tracing
+from fedlens.media.images.exhibits import Weights
+from fedlens.media.images.findings import Seen
+from fedlens.media.images.looks import Look
+from fedlens.media.images.public import PublicSet
+from fedlens.media.images.samples import Samples
+from fedlens.models.looks import resembling
+from fedlens.models.looks.psi import LABELS, SIZE, Psi, even, size_of
+from fedlens.models.looks.two_sample import Group
+from fedlens.report import comparison
+from fedlens.report.comparison import by_place, number
+from fedlens.report.report import Report
+from fedlens.report.values import TableRow
+
+PUBLIC = "public"
+Z = 1.96
+
+
+def report_of(
+    look: Look, samples: Samples, public: PublicSet, *, warnings: tuple[str, ...] = (), **about: Any
+) -> Report:
+    """`about` is what every report is told with; what goes with pairs of groups alone is not for this one."""
+    psi, private = look.release.psi, Group.of(look.release)
+    owners, known = _owners(public, findings.together(psi, [private]))
+    whose = known or not psi.several
+    both = Seen(
+        psi=psi,
+        groups=(private, Group.seen(_sent(psi, public, owners, whose))),
+        labels=(look.label, PUBLIC),
+        images=public.images[torch.randperm(len(public.images), generator=torch.Generator().manual_seed(0))],
+        alike=True,
+    )
+    judged = both.judged
+    means = {name: both.groups[1].blocks[name].mean for name in psi.varying}
+    weights = resembling.weighted(look.release, public.images, public.labels, means)
+    report = comparison.compared(
+        [samples],
+        guarantee=guarantee([look.spending], look.delta),
+        findings=judged.findings,
+        hypotheses=(),
+        missed=tuple,
+        failures=(),
+        exhibits=_exhibits(both, samples, public, weights.weights),
+        numbers=_shares(look, public, weights.weights),
+        charts=(),
+        warnings=(*warnings, *([] if whose else [UNKNOWN])),
+        **{name: value for name, value in about.items() if name in ("title", "provenance", "before")},
+    )
+    held = {"run": PUBLIC, "label": PUBLIC, "guarantee": "public by declaration", "public": True}
+    return dataclasses.replace(report, verdict=judged.verdict, coverage=judged.missed, runs=(*report.runs, held))
+
+
+UNKNOWN = (
+    "whose the public images are is not known (look.public.users): they were dealt to units by chance, and how classes"
+    " and numbers of images go together in a unit is not compared"
+)
+
+
+def _owners(public: PublicSet, each: int) -> tuple[torch.Tensor, bool]:
+    """Whose images they are; dealt by chance where that is not known."""
+    if public.owners is not None:
+        return public.owners, True
+    count = len(public.images)
+    dealt = torch.randperm(count, generator=torch.Generator().manual_seed(0)) % max(1, count // each)
+    return (dealt if each > 1 else torch.arange(count)), False
+
+
+def _sent(psi: Psi, public: PublicSet, owners: torch.Tensor, whose: bool) -> dict[str, np.ndarray]:
+    """[units, numbers] by the block: what units of public images would send."""
+    rows = tracing.readable_units(psi, public.images, owners)
+    units = int(owners.max()) + 1
+    if whose and public.labels is not None and LABELS in psi.weights:
+        counts = torch.zeros(units, psi.classes).index_put_(
+            (owners, public.labels), torch.ones(len(owners)), accumulate=True
+        )
+        shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+        rows[LABELS] = torch.stack([even(row) for row in shares]) if psi.several else shares
+    if whose and SIZE in psi.weights:
+        shown = owners.bincount(minlength=units).clamp(max=psi.examples)
+        rows[SIZE] = torch.stack([size_of(torch.ones(int(count))).float() for count in shown])
+    return {name: row.double().numpy() for name, row in rows.items()}
+
+
+def _exhibits(both: Seen, samples: Samples, public: PublicSet, weights: np.ndarray) -> list[Any]:
+    images = torch.cat([samples.images[: findings.TELLING], both.images[: findings.TELLING]]).nan_to_num(0, 1, -1)
+    return [
+        *findings.answers(both),
+        *exhibits.exhibited(exhibits.drawn_by([samples], None), ()),
+        exhibits.Telling(pictures=findings.telling(both, images)),
+        Weights(weights=tuple(weights.round(9).tolist())),
+    ]
+
+
+def _shares(look: Look, public: PublicSet, weights: np.ndarray) -> list[TableRow]:
+    """Of each class: in private, in public, and in public once it is weighted."""
+    if public.labels is None or not look.release.psi.classes:
+        return []
+    private, classes = look.release.shares, look.release.psi.classes
+    plain = public.labels.bincount(minlength=classes).double() / len(public.labels)
+    after = public.labels.bincount(torch.from_numpy(weights), minlength=classes)
+    error = Z * look.release.share_error
+    notes = [f"plus or minus {error:.1%}; {float(share):.1%} of the public images once weighted" for share in after]
+    return [
+        number(f"class {label}", note, by_place([private[label], plain[label]]).values(), digits=4)
+        for label, note in enumerate(notes)
+    ]
