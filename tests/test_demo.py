@@ -19,7 +19,8 @@ def assert_inverted(report):
     assert "inverted pixels" in finding["summary"]
     assert 0.4 < finding["score"] <= 1
     assert [run["label"] for run in report["runs"]] == ["low", "high"]
-    assert report["hypotheses"][0]["kind"] == "inverted"
+    assert report["verdict"]["kind"] == "found"
+    assert report["explanations"][0]["kind"] == "inverted"
 
 
 def assert_whole(report, run):

@@ -178,6 +178,36 @@ MUTATIONS = {
         "if False:",
         "test_matrix_curator.py::test_a_run_goes_on_with_its_own_noise_only",
     ),
+    "the bound of what is sent of text": (
+        "models/looks/texts.py",
+        "within: torch.Tensor = apart / apart.norm(dim=-1, keepdim=True).clamp(min=1.0)",
+        "within: torch.Tensor = apart",
+        "test_text_looks.py::test_whatever_bytes_a_unit_holds_no_block_exceeds_its_weight",
+    ),
+    "the zero of who says nothing": (
+        "models/looks/texts.py",
+        "there = mask.sum().clamp(max=1.0)",
+        "there = mask.sum().clamp(min=1.0, max=1.0)",
+        "test_text_looks.py::test_a_unit_that_holds_nothing_sends_zero",
+    ),
+    "the noise that a look at text tells of": (
+        "media/text/looks.py",
+        "noise=plan.stddev / units",
+        "noise=0.5 * plan.stddev / units",
+        "test_text_looks.py::test_a_run_ends_in_looks_and_says_what_differs",
+    ),
+    "the answer that a look at text holds": (
+        "media/text/looks.py",
+        'if not about["rounds"] or',
+        "if",
+        "test_text_looks.py::test_a_look_whose_answer_is_gone_is_not_replaced_by_one_of_zeros",
+    ),
+    "the words that looks at text count by": (
+        "models/looks/texts.py",
+        "return self.words, self.tokenizer, self.radius",
+        "return self.tokenizer, self.radius",
+        "test_text_looks.py::test_looks_that_count_other_things_are_not_compared",
+    ),
     "the whole price of correlated releases": (
         "ledger/spending.py",
         "return plan if isinstance(plan, MatrixPlan) else dataclasses.replace(plan, releases=releases)",

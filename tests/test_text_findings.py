@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedlens.experiments import text_findings, unlisted
-from fedlens.experiments.text_findings import BOTH, HALVES, Bench, Cell, Users
+from fedlens.experiments.text_findings import BOTH, HALVES, Cell, TextBench, Users
 from fedlens.media import reading
 from fedlens.media.text.families import FAMILIES
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def bench(folder):
-    return Bench(out=folder, say=lambda line: None)
+    return TextBench(out=folder, say=lambda line: None)
 
 
 @pytest.mark.parametrize("kind", ["", "concatenated", "fedlens.experiments.unlisted:escaped"])
@@ -66,7 +66,7 @@ def test_two_looks_at_everybody_are_priced_jointly_and_halves_alone(bench):
 def test_a_row_counts_what_was_found(bench, monkeypatch):
     monkeypatch.setattr(text_findings, "DRAWS", 2)
     monkeypatch.setattr(text_findings, "UNITS", 60)
-    monkeypatch.setattr(Bench, "noise", lambda self, epsilon, design: 0.3 / 60 if epsilon == 1 else 30.0)
+    monkeypatch.setattr(TextBench, "noise", lambda self, epsilon, design: 0.3 / 60 if epsilon == 1 else 30.0)
     loud, quiet = (Cell(kind="doubled", share=1.0, epsilon=epsilon) for epsilon in (1.0, 0.01))
     found, missed = text_findings.measured([loud, quiet], bench)
     assert (found["different"], found["alone"], found["misnamed"]) == (2, 2, 0)

@@ -10,20 +10,26 @@ import numpy as np
 import pytest
 import torch
 import toy_texts
+import toys
+import typer.testing
 from hypothesis import strategies as st
 
 from fedlens.algorithms import OneLook, rebuilt, settings
+from fedlens.cli import app
 from fedlens.core import tensorfiles
+from fedlens.ledger import Ledger
 from fedlens.media import opening
-from fedlens.media.text import differences, families, tracing
+from fedlens.media.text import differences, families, findings, tracing
 from fedlens.media.text.families import FAMILIES
-from fedlens.media.text.looks import FILE, TextLook, rows_of
+from fedlens.media.text.looks import FILE, TextLook, rows_of, text_look
 from fedlens.models.looks.explaining import explained
 from fedlens.models.looks.sentences import TEXT_BLOCKS, WIDTH, as_symbols, numbers_of, text_sizes
 from fedlens.models.looks.texts import TextPsi, TextRelease, typical
 from fedlens.models.looks.two_sample import COUNT, SPREAD, compared
 from fedlens.models.words import Vocabulary
 from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.report import report as report_module
+from fedlens.runs import comparing, vouching
 
 COMMON = ("the", "a", "of", "to", "it", "is", "we", "in", "that", "and")
 RARE = tuple(
@@ -281,9 +287,6 @@ def test_what_is_lost_is_told_in_words(psi, crowd):
     text = differences.in_words(psi, comparison, comparison.named("digits"))
     assert text.startswith("sentences with a digit: ")
     assert "fewer, plus or minus" in text
-    assert differences.all_in_words(psi, comparison)[0] == differences.in_words(
-        psi, comparison, comparison.differences[0]
-    )
 
 
 def test_every_block_has_words(psi, crowd):
@@ -369,6 +372,17 @@ def test_a_look_comes_back_as_it_was_and_draws_nothing(psi, crowd, tmp_path):
     assert again.guarantee == kept.guarantee
     with pytest.raises(ValueError, match="Expected a model to draw from: a look at text holds statistics"):
         again.sampled(1, 0)
+    done = typer.testing.CliRunner().invoke(app, ["fit", str(tmp_path / FILE), "--to", str(tmp_path / "fitted")])
+    assert done.exit_code == 1
+    assert str(done.exception) == "Expected a look at images: no generator is fitted to one at text."
+    assert not (tmp_path / "fitted").exists()
+
+
+def test_a_look_whose_answer_is_gone_is_not_replaced_by_one_of_zeros(psi, crowd):
+    algorithm, kept = OneLook(psi=psi), look_of(psi, crowd)
+    about = {name: getattr(kept, name) for name in kept.readers} | {"rounds": 0}
+    with pytest.raises(ValueError, match="Expected the answer to the look at all"):
+        text_look(algorithm, algorithm.start(), **about)
 
 
 def damaged_looks(path):
@@ -476,3 +490,82 @@ def test_a_look_is_one_release_that_everybody_is_in(change):
 def test_who_trains_gives_no_number_of_sentences():
     with pytest.raises(RecipeError, match=r"text.examples is not used here"):
         Recipe.parsed(LOOK.format(text="examples = 32").replace('algorithm = "look"\n', ""))
+
+
+# Runs
+
+
+def look_recipe(folder, text=""):
+    """Users of the odd versions say their first two words as one; a public text is what others say."""
+    spoken = [" ".join(tokens) for tokens in said(1200, 5)]
+    users = []
+    for user in range(40):
+        mine = spoken[30 * user : 30 * user + 30]
+        if user % 2:
+            mine = [sentence.replace(" ", "_", 1) for sentence in mine]
+        users.append({"user": f"patient-4711-{user}", "version": user % 2, "text": mine})
+    toy_texts.written(folder, users, selections=toy_texts.PAIR)
+    (folder / "public.txt").write_text("".join(f"{' '.join(tokens)}\n" for tokens in PUBLIC))
+    recipe = (folder / "recipe.toml").read_text()
+    for line in (*toy_texts.NETWORK.splitlines(), *toy_texts.TRAINING.splitlines()[1:], "width = 10", "samples = 200"):
+        recipe = recipe.replace(f"{line}\n", "").removesuffix(line)
+    public = f"tokenizer = 'whitespace'\npublic = '{folder / 'public.txt'}'\n{text}"
+    recipe = recipe.replace("rounds = 2\n", "").replace("clip = 0.5\n", "")
+    recipe = recipe.replace(f'vocabulary = "{folder / "known.txt"}"', public)
+    return f'algorithm = "look"\n{recipe}'.replace("epsilon = 8.0", "epsilon = 4000.0")
+
+
+def test_a_run_ends_in_looks_and_says_what_differs(tmp_path):
+    run = toys.created(tmp_path / "runs", recipe=look_recipe(tmp_path))
+    report = run.executed(toys.quiet)
+    assert report.verdict.kind in (report_module.FOUND, report_module.DIFFERENT)
+    assert report.findings
+    assert report.guarantee.epsilon == pytest.approx(run.promised().epsilon)
+    for group in ("new", "old"):
+        assert not (run.folder / group / "model.safetensors").exists()
+        assert opening.result_in(run.folder / group) == run.folder / group / FILE
+    assert {"report.html", "report.json", "MANIFEST.json"} <= {path.name for path in run.folder.iterdir()}
+    plan = run.recipe.plans["train"]
+    look = TextLook.open(run.folder / "new" / FILE)
+    assert look.release.noise == pytest.approx(plan.stddev / plan.expected_contributors)
+    assert look.release.units == plan.expected_contributors
+    content = (run.folder / "report.html").read_text() + (run.folder / "report.json").read_text()
+    assert "patient-4711" not in content
+    again = comparing.compared(run.folder / "new", run.folder / "old", ledger=run.address)
+    assert again.verdict.kind == report_module.DIFFERENT  # no public text, and so no fault is tried
+    assert comparing.alone(run.folder / "new", run.address).verdict is None
+    book = Ledger(run.address)
+    checked = vouching.checked_files(book, tmp_path / "runs", [])
+    assert set(checked.hashes) == {f"{run.name}/new", f"{run.name}/old"}
+    assert not checked.problems
+    with pytest.raises(ValueError, match="Expected a model to draw from"):
+        comparing.drawn(run.folder / "new", 3)
+
+
+def test_a_look_that_was_changed_is_none_of_its_run(tmp_path):
+    run = toys.created(tmp_path / "runs", recipe=look_recipe(tmp_path))
+    run.executed(toys.quiet)
+    (run.folder / "MANIFEST.json").unlink()
+    path = run.folder / "new" / FILE
+    look = TextLook.open(path)
+    changed = look.release.blocks | {COUNT: look.release.blocks[COUNT] + 0.1}
+    dataclasses.replace(look, release=dataclasses.replace(look.release, blocks=changed)).save(path)
+    with pytest.raises(ValueError, match="it was changed"):
+        run.executed(toys.quiet)
+
+
+def test_where_nothing_differs_a_report_says_what_would_have_been_missed(psi, crowd):
+    look = look_of(psi, crowd)
+    quiet = dataclasses.replace(look, release=dataclasses.replace(look.release, noise=1e-4))
+    again = dataclasses.replace(quiet, label="again")
+    report = findings.looked(quiet, again, title="same", public=PUBLIC)
+    assert report.verdict.kind == report_module.NOTHING
+    assert "half of the kinds of faults would have been found in " in report.verdict.summary
+    percents = {row["kind"]: row["percent"] for row in report.coverage}
+    assert "mojibake" not in percents  # on ASCII it changes nothing
+    assert all(0 < percent <= 100 for percent in percents.values())
+    loud = dataclasses.replace(look, release=dataclasses.replace(look.release, noise=10.0))
+    blind = findings.looked(loud, dataclasses.replace(loud, label="again"), title="loud", public=PUBLIC)
+    assert blind.verdict.kind == report_module.INCONCLUSIVE
+    assert all(row["percent"] is None for row in blind.coverage)
+    assert "Not claimed" in blind.verdict.summary

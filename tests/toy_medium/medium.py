@@ -70,6 +70,7 @@ class LevelSamples(_Origin):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LevelModel(_Origin):
     medium: ClassVar[str] = "levels"
+    file: ClassVar[str] = "model.safetensors"
     logits: torch.Tensor = dataclasses.field(repr=False)
     recipe_sha256: str
     rounds: int

@@ -144,12 +144,16 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit another generator to a look that was released before: free."""
+    from fedlens.core.tensorfiles import header
+    from fedlens.media import opening
     from fedlens.media.images import looks
     from fedlens.models.looks import room
     from fedlens.models.looks.fitting import Fit
     from fedlens.privacy.guarantee import UNVERIFIED
     from fedlens.runs.run import chosen_device, memory_of
 
+    if (name := opening.chosen(lambda medium: medium.owns(header(release))).name) != looks.Look.medium:
+        raise ValueError(f"Expected a look at {looks.Look.medium}: no generator is fitted to one at {name}.")
     opened = looks.Look.open(release)
     settings, where = Fit(steps=steps, batch=batch, rate=rate, seed=seed), chosen_device(device)
     room.check(opened.release.psi, batch, memory_of(where))

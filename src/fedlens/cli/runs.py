@@ -181,15 +181,28 @@ def compare(
     kinds: Annotated[
         list[str] | None, Option("--hypothesis", metavar="MODULE:FUNCTION", help="Another fault that could explain it.")
     ] = None,
+    pairs: Annotated[
+        int,
+        Option("--null", metavar="PAIRS", help="Train so many pairs of models that differ by no cause, 19 or more."),
+    ] = 0,
+    device: Device = None,
     ledger: Vouching = None,
     as_json: Json = False,
 ) -> None:
     """Compare two trained models by their samples, and name what sets them apart. Costs no privacy."""
+    from fedlens.report.comparison import FEWEST
     from fedlens.runs import comparing
+    from fedlens.runs.run import chosen_device
 
     if model is None and (channels_last or values != PIXELS):
         raise ValueError("Expected --model with --values or --channels-last: they say what that model expects.")
+    if pairs and pairs < FEWEST:
+        raise ValueError(f"Expected --null of {FEWEST} pairs or more: fewer cannot tell a difference from chance.")
+    if device and not pairs:
+        raise ValueError("Expected --device with --null: it is where those models are trained.")
     expects: dict[str, Any] = {"values": values, "channels_last": channels_last}
+    if pairs:
+        expects |= {"pairs": pairs, "device": chosen_device(device), "say": aside}
     made = comparing.compared(left, right, ledger=ledger, before=before, kinds=kinds or (), primary=model, **expects)
     folder = to or left.parent / f"{left.name}-vs-{right.name}"
     comparing.saved(made, folder)
@@ -210,7 +223,9 @@ def report(
     if (folder / "report.json").exists():
         listed = [f"[{finding.severity}] {printable(finding.summary)}" for finding in comparing.findings(folder)]
         answer, headline = comparing.confirmed(folder, ledger)
-        say(answer, "\n".join([*(listed or ["No finding."]), headline, str(folder / "report.html")]), as_json)
+        said = [printable(first)] if (first := comparing.verdict(answer)) else []
+        lines = [*said, *listed] or ["No finding."]
+        say(answer, "\n".join([*lines, headline, str(folder / "report.html")]), as_json)
         return
     made = comparing.alone(folder, ledger)
     comparing.saved(made, folder)

@@ -407,7 +407,7 @@ def _halves(users: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Line:
+class Counted:
     """Some draws of one row, counted."""
 
     data: str
@@ -421,7 +421,7 @@ class Line:
     wrong: int  # named as something else
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], fault: Planted, **about: Any) -> "Line":
+    def of(cls, outcomes: Sequence[Outcome], fault: Planted, **about: Any) -> "Counted":
         names = Counter(outcome.names(fault) for outcome in outcomes)
         found = sum(outcome.differ for outcome in outcomes)
         right, amount, wrong = (names[key] for key in ("right", "amount", "wrong"))
@@ -434,7 +434,7 @@ NO_FAULT = Planted(name="none")
 
 def power(
     people: People, public: People, share: float, epsilons: Sequence[float], cache: pathlib.Path, draws: int = DRAWS
-) -> list[Line]:
+) -> list[Counted]:
     """How often each fault is found and named."""
     lines = []
     for epsilon in epsilons:
@@ -443,16 +443,16 @@ def power(
         for fault in (*LISTED, *UNLISTED):
             faulty = sent(setting.psi, people, fault, cache)
             outcomes = [planted(setting, clean, faulty, share, seed) for seed in range(draws)]
-            lines.append(Line.of(outcomes, fault, data=people.name, epsilon=epsilon, share=share))
+            lines.append(Counted.of(outcomes, fault, data=people.name, epsilon=epsilon, share=share))
     return lines
 
 
-def clean_splits(people: People, public: People, epsilon: float, cache: pathlib.Path, draws: int) -> Line:
+def clean_splits(people: People, public: People, epsilon: float, cache: pathlib.Path, draws: int) -> Counted:
     """Users are dealt to two groups, and nothing is wrong with anybody."""
     setting = Setting.of(people, epsilon, public)
     clean = sent(setting.psi, people, None, cache)
     outcomes = [planted(setting, clean, clean, 0.0, seed) for seed in range(draws)]
-    return Line.of(outcomes, NO_FAULT, data=people.name, epsilon=epsilon, share=0.0)
+    return Counted.of(outcomes, NO_FAULT, data=people.name, epsilon=epsilon, share=0.0)
 
 
 def judge(public: People) -> Primary:
@@ -479,7 +479,7 @@ def accuracies(people: People, primary: Primary, fault: Planted | None) -> np.nd
 
 def by_accuracy(
     people: People, public: People, fault: Planted | None, epsilon: float, cache: pathlib.Path, draws: int
-) -> Line:
+) -> Counted:
     """The weakest users against the strongest, with a fault on half of all, or on nobody."""
     setting, primary = Setting.of(people, epsilon, public), judge(public)
     clean, faulty = (sent(setting.psi, people, one, cache) for one in (None, fault))
@@ -493,14 +493,14 @@ def by_accuracy(
         rows = {name: np.where(hit[:, None], faulty[name], clean[name])[there] for name in clean}
         low, high = seen <= np.quantile(seen, LOW), seen >= np.quantile(seen, HIGH)
         outcomes.append(said(setting, _of(rows, low), _of(rows, high), seed))
-    return Line.of(outcomes, fault or NO_FAULT, data=people.name, epsilon=epsilon, share=0.5 if fault else 0.0)
+    return Counted.of(outcomes, fault or NO_FAULT, data=people.name, epsilon=epsilon, share=0.5 if fault else 0.0)
 
 
 def _of(rows: Rows, chosen: np.ndarray) -> dict[str, np.ndarray]:
     return {name: block[chosen] for name, block in rows.items()}
 
 
-def table(lines: Sequence[Line]) -> str:
+def table(lines: Sequence[Counted]) -> str:
     """One row for each fault and data set; a column for each epsilon: found, named rightly, wrongly."""
     epsilons = sorted({line.epsilon for line in lines}, reverse=True)
     rows: dict[tuple[str, str], dict[float, str]] = {}

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedlens.core import arrayfiles
 from fedlens.data.population import Population
 from fedlens.experiments.drawing import markdown
 from fedlens.experiments.unlisted import UNLISTED
@@ -134,7 +135,7 @@ class Users:
             path.parent.mkdir(parents=True, exist_ok=True)
             sums = self._sums + (self._moved(kind, share) if kind else 0.0)
             _save(path, self._bounded(sums))
-        held: np.ndarray = np.load(path, allow_pickle=False)
+        held: np.ndarray = arrayfiles.mapped(path)
         return held
 
     @functools.cached_property
@@ -145,7 +146,7 @@ class Users:
             every = [(unit, self._rows(unit)) for unit in range(len(self.population))]
             parts = (every[at : at + _TOGETHER] for at in range(0, len(every), _TOGETHER))
             _save(path, np.concatenate([self._added(part, None) for part in parts]))
-        held: np.ndarray = np.load(path, allow_pickle=False)
+        held: np.ndarray = arrayfiles.mapped(path)
         return held
 
     def _rows(self, unit: int) -> np.ndarray:
@@ -190,7 +191,7 @@ def _save(path: pathlib.Path, numbers: np.ndarray) -> None:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bench:
+class TextBench:
     """What all cells share."""
 
     out: pathlib.Path
@@ -234,13 +235,13 @@ def halves(users: int, seed: int) -> np.ndarray:
     return first
 
 
-def measured(cells: Sequence[Cell], bench: Bench) -> list[dict[str, Any]]:
+def measured(cells: Sequence[Cell], bench: TextBench) -> list[dict[str, Any]]:
     """By cell: in how many of the draws it differs, by blocks alone and with known directions, and is named rightly."""
     directions = text_directions(bench.traces)
     return [_measured(cell, bench, directions) for cell in cells]
 
 
-def _measured(cell: Cell, bench: Bench, directions: Directions) -> dict[str, Any]:
+def _measured(cell: Cell, bench: TextBench, directions: Directions) -> dict[str, Any]:
     faulty, noise = bench.users.sent(cell.kind, cell.share), bench.noise(cell.epsilon, cell.design)
     own = FAMILY.get(cell.kind, cell.kind)
     others = [trace for trace in bench.traces if trace.kind != own]
@@ -275,7 +276,9 @@ def _measured(cell: Cell, bench: Bench, directions: Directions) -> dict[str, Any
     }
 
 
-def _pair(bench: Bench, faulty: np.ndarray, noise: float, design: str, draw: int) -> tuple[TextRelease, TextRelease]:
+def _pair(
+    bench: TextBench, faulty: np.ndarray, noise: float, design: str, draw: int
+) -> tuple[TextRelease, TextRelease]:
     """With the fault, and without it."""
     rng = np.random.default_rng([draw, 5])
     if design == BOTH:
@@ -286,7 +289,7 @@ def _pair(bench: Bench, faulty: np.ndarray, noise: float, design: str, draw: int
 
 
 def false_alarms(
-    bench: Bench, epsilons: Iterable[float] = (0.25, 1.0, 8.0), splits: int = SPLITS
+    bench: TextBench, epsilons: Iterable[float] = (0.25, 1.0, 8.0), splits: int = SPLITS
 ) -> list[dict[str, Any]]:
     """Of clean halves, with fresh noise each; and of everybody twice."""
     directions = text_directions(bench.traces)
@@ -295,12 +298,12 @@ def false_alarms(
         for epsilon in epsilons:
             noise = bench.noise(epsilon, design)
             pairs = (_pair(bench, bench.clean, noise, design, 1000 + draw) for draw in range(splits))
-            found = [compared(*pair, directions) for pair in pairs]
-            named = [explained(one, bench.traces).named is not None for one in found if one.differ]
+            tested = [compared(*pair, directions) for pair in pairs]
+            named = [explained(one, bench.traces).named is not None for one in tested if one.differ]
             results.append(
                 {"design": design, "epsilon": epsilon, "splits": splits}
-                | {"alarms": sum(one.differ for one in found), "named": sum(named)}
-                | {"smallest": min(one.p for one in found)}
+                | {"alarms": sum(one.differ for one in tested), "named": sum(named)}
+                | {"smallest": min(one.p for one in tested)}
             )
             bench.say(f"{design}, epsilon {epsilon:g}: {results[-1]['alarms']} alarms in {splits}")
     return results
@@ -311,7 +314,7 @@ def reproduced(out: pathlib.Path, names: Sequence[str] | None, say: Callable[[st
     wanted = set(names or ())
     if strange := wanted - {"clean", *(cell.called for cell in CELLS)}:
         raise ValueError(f"Expected faults of the table, or clean; got {', '.join(sorted(strange))}.")
-    bench = Bench(out=out, say=say)
+    bench = TextBench(out=out, say=say)
     chosen = [cell for cell in CELLS if not wanted or cell.called in wanted]
     return {
         "faults": measured(chosen, bench),
@@ -368,7 +371,7 @@ def _table_of_alarms(alarms: Sequence[Mapping[str, Any]]) -> str:
     return markdown(("groups without a fault", "epsilon", "said to differ", "named", "smallest p"), rows)
 
 
-def drawn(bench: Bench, cell: Cell, draw: int = 0) -> Tested:
+def drawn(bench: TextBench, cell: Cell, draw: int = 0) -> Tested:
     """One draw of a cell, to be put in words."""
     faulty, noise = bench.users.sent(cell.kind, cell.share), bench.noise(cell.epsilon, cell.design)
     return compared(*_pair(bench, faulty, noise, cell.design, draw), text_directions(bench.traces))

@@ -299,7 +299,7 @@ def _pairs(row: Row, out: pathlib.Path) -> list[tuple[pathlib.Path, pathlib.Path
 def _verdict(left: pathlib.Path, right: pathlib.Path, medium: Medium) -> dict[str, Any]:
     groups = [medium.opened_samples(path) for path in (left, right)]
     report = medium.contrast(groups, title="trial", coverage=False)
-    best = report.hypotheses[0]
+    best, second = report.hypotheses[:2] if report.hypotheses else ({"kind": None, "score": 0.0}, {"kind": None})
     words = report.to_dict()["words"]
     top = {"top": [" " in row["word"] for row in words[0]["rows"][:TOP]]} if words else {}
     return {
@@ -308,7 +308,8 @@ def _verdict(left: pathlib.Path, right: pathlib.Path, medium: Medium) -> dict[st
         "named": report.findings[0].kind if report.findings else None,
         "first": best["kind"],
         "score": best["score"],
-        "runner_up": report.hypotheses[1]["kind"],
+        "runner_up": second["kind"],
+        "verdict": report.verdict.kind if report.verdict else None,
         "noise": any("drew noise" in warning for warning in report.warnings),
     } | top
 

@@ -14,6 +14,7 @@ class Fault:
     summary: str
     change: Callable[[Any], Any] | None = None
     labels: Callable[[Any, int], Any] | None = None  # (labels, number of classes)
+    undo: Callable[[Any], Any] | None = None  # takes the change back, where nothing was lost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

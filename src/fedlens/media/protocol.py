@@ -21,6 +21,7 @@ from fedlens.media.faults import Faults
 from fedlens.models.classifier import Primary
 from fedlens.privacy import Guarantee
 from fedlens.recipes.tables import Settings, Table
+from fedlens.report.comparison import Null
 from fedlens.report.report import Finding, Report
 
 if typing.TYPE_CHECKING:
@@ -83,6 +84,10 @@ class Samples(Priced):
 
     @abc.abstractmethod
     def __len__(self) -> int: ...
+
+    def examples(self) -> Tree:
+        """As models are trained on them, by the column."""
+        raise ValueError(f"Expected samples that models can be trained on; those of {self.medium} are not.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,6 +352,7 @@ class Medium(abc.ABC):
         warnings: tuple[str, ...] = (),
         provenance: dict[str, str] | None = None,
         coverage: bool = True,
+        null: Null | None = None,
         releases: Sequence[Trained] = (),
         recipe: Settings | None = None,
     ) -> Report:

@@ -171,12 +171,13 @@ class Report:
         """For a terminal: findings, warnings, the guarantee, numbers in columns. No control character gets through."""
         findings = [f"[{f.severity}] {f.summary} ({f.kind}, score {figure(f.score)})" for f in self.ranked]
         settled = ("No finding.", "Finding resolved.", "Findings resolved.")[min(2, len(self.resolved))]
+        said = self.verdict.line if self.verdict else ""
         lines = [
             *([self.verdict.line] if self.verdict else []),
             *(findings or ([settled] if self.resolved or not self.verdict else [])),
             *(f"[resolved] {finding.summary} ({finding.kind})" for finding in self.resolved),
             *(f"warning: {warning}" for warning in self.warnings),
-            *([f"coverage: {self.missed}"] if self.missed else []),
+            *([f"coverage: {self.missed}"] if self.missed and self.missed not in said else []),
             *(line for exhibit in self.exhibits for line in exhibit.lines()),
         ]
         filled = (textwrap.fill(printable(line), 110, subsequent_indent="    ") for line in lines)

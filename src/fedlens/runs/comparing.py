@@ -5,7 +5,7 @@ A page can do what the command line does: all of it is here, and `cli` only read
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fedlens.core import files, pins
@@ -14,9 +14,10 @@ from fedlens.media import opening
 from fedlens.media.protocol import Samples, Trained
 from fedlens.privacy import Guarantee
 from fedlens.privacy.guarantee import UNVERIFIED
-from fedlens.report.report import Finding, Report
+from fedlens.report.report import Finding, Report, Verdict
 from fedlens.report.values import printable
-from fedlens.runs.reporting import marked
+from fedlens.runs.null import null
+from fedlens.runs.reporting import marked, releases_in
 from fedlens.runs.vouching import Vouched, vouched
 
 
@@ -36,9 +37,15 @@ def compared(
     before: pathlib.Path | None = None,
     kinds: Sequence[str] = (),
     primary: pathlib.Path | None = None,
+    pairs: int = 0,
+    device: str = "cpu",
+    say: Callable[[str], None] = lambda line: None,
     **expects: Any,
 ) -> Report:
-    """Two model folders by what their models draw; `primary` is a file with a model that tells classes apart."""
+    """Two model folders by what their models draw; `primary` is a file with a model that tells classes apart.
+
+    So many `pairs` of models are trained for a null: how far apart are two that differ by no cause?
+    """
     models = [opened(left), opened(right)]
     voucher = vouched(ledger, [left, right])
     if models[0].label == models[1].label:  # of two runs, whose names tell them apart
@@ -49,14 +56,20 @@ def compared(
     medium = opening.medium(models[0].medium)
     title = f"{models[0].label} vs {models[1].label}"
     if looked := medium.looked(models, recipe=None, title=title):
+        if pairs:
+            raise ValueError("Expected no --null: the noise of looks is known, and no models are trained to learn it.")
         return marked(looked, voucher.statement, voucher.unverified)
     groups = [model.sampled(medium.drawn, 0) for model in models]
+    releases: Any = releases_in(medium, [left, right])
+    expected = null([left, right], models, medium, pairs, kinds=kinds, device=device, say=say) if pairs else None
     report = medium.contrast(
         groups,
+        **({"releases": releases} if releases else {}),
         title=title,
         kinds=kinds,
         before=findings(before) if before else (),
         primary=medium.primary(primary, groups[0], **expects) if primary else None,
+        null=expected,
     )
     return marked(report, voucher.statement, voucher.unverified)
 
@@ -125,6 +138,14 @@ def findings(folder: pathlib.Path) -> list[Finding]:
             ]
     except FileNotFoundError:
         raise ValueError(f"Expected the folder of a report, found no report.json in {folder}.") from None
+
+
+def verdict(answer: Mapping[str, Any]) -> str:
+    """What a report.json says first; empty for reports of one group."""
+    try:
+        return Verdict(kind=answer["verdict"]["kind"], summary=str(answer["verdict"]["summary"])).line
+    except (KeyError, TypeError, ValueError):
+        return ""
 
 
 def confirmed(folder: pathlib.Path, ledger: str | None) -> tuple[dict[str, Any], str]:

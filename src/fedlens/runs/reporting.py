@@ -29,7 +29,7 @@ from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
 from fedlens.recipes.tables import Quantile
 from fedlens.recipes.toml import to_toml
-from fedlens.report.report import Report
+from fedlens.report.report import INCONCLUSIVE, Report, Verdict
 from fedlens.version import __version__
 
 
@@ -177,6 +177,7 @@ def report_of(
     if baseline:
         before = baseline.sampled(count, recipe.seed)
         groups = [groups[0], dataclasses.replace(before, label=f"{before.label}, before")]
+    releases: Any = releases_in(medium, [folder / selection for selection in models])
     report = medium.contrast(
         groups,
         title=recipe.name,
@@ -185,9 +186,12 @@ def report_of(
         glimpses=glimpses,
         warnings=warnings,
         provenance=provenance,
-        releases=releases_in(medium, [folder / selection for selection in models]),
-        recipe=recipe,
+        **({"releases": releases, "recipe": recipe} if releases else {}),
     )
+    if len(groups) < len(recipe.selections):
+        lacking = ", ".join(name for name in recipe.selections if name not in models)
+        nobody = f"no model of {lacking}: too few {recipe.privacy.unit}s, by a noisy count; more would settle it"
+        report = dataclasses.replace(report, verdict=Verdict(kind=INCONCLUSIVE, summary=nobody))
     return report if baseline else dataclasses.replace(report, guarantee=joint)
 
 

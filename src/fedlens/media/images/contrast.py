@@ -19,7 +19,7 @@ from fedlens.media.images.samples import Samples
 from fedlens.models.classifier import Primary
 from fedlens.report import comparison, ranking
 from fedlens.report.charts import Chart
-from fedlens.report.comparison import by_place
+from fedlens.report.comparison import Null, by_place
 from fedlens.report.report import Finding, Report
 from fedlens.report.values import TableRow
 
@@ -48,31 +48,38 @@ def contrast(
     glimpses: Sequence[Samples] = (),
     coverage: bool = True,
     warnings: tuple[str, ...] = (),
+    null: Null | None = None,
     **about: Any,
 ) -> Report:
     """`left` is the suspicious group, `right` the healthy one; with one group alone, a sanity check (T1).
 
     `kinds` are further hypotheses (package.module:function), `glimpses` what the models drew in earlier rounds. The
-    `coverage` takes seconds. What else is known `about` the report, `comparison.compared` says.
+    `coverage` takes seconds. A `null` says how far apart two models are that differ by no cause. What else is known
+    `about` the report, `comparison.compared` says.
     """
     groups: tuple[Samples, ...] = (left,) if right is None else (left, right)
     if len({group.images.shape[1:] for group in groups}) > 1:
         raise ValueError("Expected samples of one size to compare.")
     # A model that diverged has spent its budget all the same: what it drew is shown as mid grey, and said.
     failures = comparison.failures_of(groups, _failure)
-    groups = tuple(map(_finite, groups))
+    diverged, groups = any(map(_diverged, groups)), tuple(map(_finite, groups))
     side, channels = groups[0].images.shape[-1], groups[0].images.shape[1]
     asked = primary if primary and (primary.side, primary.channels) == (side, channels) else None
     images, tried = [group.images[:COMPARED] for group in groups], (*FAULTS.known, *kinds)
     tests = _tests(*images) if len(groups) > 1 else {}
     alike = not any(test.p_value <= SIGNIFICANT for test in tests.values())  # chance alone would part the images as far
-    ranked = _hypotheses(groups, asked, tried) if len(groups) > 1 else ()
+    ranked = _hypotheses(groups, asked, tried) if len(groups) > 1 and not diverged else ()
     rows = ranking.named_where(ranked, lambda row: not failures and (row["kind"] in OF_LABELS or not alike))
+    leaves = _leaves(rows, images, null)
+    if leaves is not None:
+        rows = ranking.named_where(rows, lambda _: False)
+    if not any(row["named"] for row in rows) and not alike and not failures:
+        rows = _with_undone(rows, images, tried)
     numbers = [*_numbers(groups, asked), *_test_rows(tests)]
     return comparison.compared(
         groups,
         guarantee=guarantee([group.spending for group in groups], max(group.delta for group in groups)),
-        findings=_findings(rows, numbers),
+        findings=_findings(groups, rows, numbers),
         hypotheses=rows,
         missed=lambda: hypotheses.missed(images[0], images[1], tried) if coverage else (),
         failures=failures,
@@ -83,6 +90,9 @@ def contrast(
         numbers=numbers,
         charts=_charts(images, asked),
         warnings=(*warnings, *failures, *_collapsed(groups, numbers)),
+        null=null,
+        alike=alike,
+        leaves=leaves,
         **about,
     )
 
@@ -107,7 +117,27 @@ def _hypotheses(groups: Sequence[Samples], primary: Primary | None, kinds: Seque
     return ranking.in_order([*rows, *hypotheses.swapped(left_seen, right_seen, nothing)], hypotheses.enough)
 
 
-def _findings(rows: Sequence[TableRow], numbers: Sequence[TableRow]) -> tuple[Finding, ...]:
+def _leaves(rows: Sequence[TableRow], images: Sequence[torch.Tensor], null: Null | None) -> float | None:
+    """Which share of the difference the fault that would be named leaves, if that is too much."""
+    best = next((row for row in rows if row["named"] and row["kind"] not in OF_LABELS), None)
+    if best is None:
+        return None
+    nothing = next(row["distance"] for row in rows if row["kind"] == ranking.NONE)
+    rest, most = hypotheses.left_over(best["kind"], images[0], images[1])
+    return None if comparison.small(rest, best["score"], null, most) else min(1.0, rest / nothing)
+
+
+def _with_undone(
+    rows: tuple[TableRow, ...], images: Sequence[torch.Tensor], kinds: Sequence[str]
+) -> tuple[TableRow, ...]:
+    """The same rows; where one stands out that both groups hold, the one more than the other, it is named."""
+    shared = hypotheses.undone(images[0], images[1], kinds)
+    if shared is None:
+        return rows
+    return (shared | {"named": True}, *(row for row in rows if row["kind"] != shared["kind"]))
+
+
+def _findings(groups: Sequence[Samples], rows: Sequence[TableRow], numbers: Sequence[TableRow]) -> tuple[Finding, ...]:
     best = next((row for row in rows if row["named"]), None)
     if best is None:
         return ()
@@ -118,7 +148,11 @@ def _findings(rows: Sequence[TableRow], numbers: Sequence[TableRow]) -> tuple[Fi
     if best["kind"] in OF_LABELS:
         seen = "the primary model disagrees with the labels that were drawn"
     second = rows[1] if rows[1]["kind"] != ranking.NONE else None
-    return (comparison.finding(best, seen, second),)
+    if "undone" not in best:
+        return (comparison.finding(best, seen, second),)
+    left, right = (group.label for group in groups)
+    both = f": {right} is like {left} with it undone in {best['undone']:.0%} of the samples, so both groups hold it"
+    return (comparison.finding(best, seen, affected=both),)
 
 
 # What differs
@@ -194,9 +228,13 @@ def _charts(images: Sequence[torch.Tensor], primary: Primary | None) -> tuple[Ch
 # What to mind
 
 
+def _diverged(group: Samples) -> bool:
+    return not bool(group.images.isfinite().all())
+
+
 def _failure(group: Samples) -> str | None:
     """Why nothing can be concluded from these samples, if so."""
-    if not group.images.isfinite().all():
+    if _diverged(group):
         return f"{group.label}: the model diverged; nothing can be concluded"
     x = group.images[:COMPARED].double()
     x = x - x.mean((1, 2, 3), keepdim=True)

@@ -33,7 +33,7 @@ class Number:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadOff:
     """What is read off two groups."""
 
     number: Number
@@ -64,28 +64,28 @@ def _figure(value: float, percent: bool) -> str:
     return f"{100 * value:.{0 if value >= 0.1 else 1}f}%"
 
 
-def read(psi: Psi, tested: Tested, name: str) -> list[Reading]:
+def read(psi: Psi, tested: Tested, name: str) -> list[ReadOff]:
     """All that can be read off a block, the clearest first."""
     blocks = [group.blocks[name] for group in tested.groups]
-    found = [_reading(number, blocks, tested, name) for number in numbers(psi, name)]
-    return sorted(found, key=lambda one: -one.clear)
+    lines = [_reading(number, blocks, tested, name) for number in numbers(psi, name)]
+    return sorted(lines, key=lambda one: -one.clear)
 
 
-def _reading(number: Number, blocks: Sequence[Block], tested: Tested, name: str) -> Reading:
+def _reading(number: Number, blocks: Sequence[Block], tested: Tested, name: str) -> ReadOff:
     length = float(np.linalg.norm(number.weights))
     one, other = (number.start + float(number.weights @ block.mean) for block in blocks)
     error = length * float(np.hypot(tested.noise(name), tested.spread(name) ** 0.5))
-    return Reading(number=number, levels=(one, other), apart=one - other, error=error)
+    return ReadOff(number=number, levels=(one, other), apart=one - other, error=error)
 
 
 def in_words(psi: Psi, tested: Tested, name: str) -> str:
     """The clearest of a block; or that it differs as a whole."""
-    told = [one for one in read(psi, tested, name)[:TOLD] if one.clear > CLEAR]
+    shown = [one for one in read(psi, tested, name)[:TOLD] if one.clear > CLEAR]
     row = tested.named(name)
-    if not told:
+    if not shown:
         size = f", by {row.size:.2f} of what a unit may differ" if row.size else ""
         return f"{name}: no number by itself; as a whole{size}"
-    return f"{name}: {'; '.join(one.words for one in told)}{' at least' if cut(psi, tested, name) else ''}"
+    return f"{name}: {'; '.join(one.words for one in shown)}{' at least' if cut(psi, tested, name) else ''}"
 
 
 def cut(psi: Psi, tested: Tested, name: str) -> bool:

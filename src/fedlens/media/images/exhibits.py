@@ -132,7 +132,7 @@ class Means(_OfPictures):
         return Piece.of_package(__package__, template="means.html", style="means.css")
 
 
-class Released(_OfPictures):
+class MeansApart(_OfPictures):
     """The mean image of each of two looks, and what of their difference chance does not make."""
 
     key = "released"

@@ -4,10 +4,20 @@ Images are [n, channels, side, side] in [-1, 1], labels whole numbers. A functio
 named `package.module:function`.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 
 from fedlens.media.faults import Fault, Faults
+
+
+def _turned(quarters: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.rot90(quarters, (2, 3))
+
+
+def _flipped(along: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: x.flip(along)
 
 
 def shifted(x: torch.Tensor) -> torch.Tensor:
@@ -44,12 +54,12 @@ def swapped(labels: torch.Tensor, classes: int) -> torch.Tensor:
 FAULTS = Faults(
     of="images",
     known={
-        "inverted": Fault(summary="inverted pixels", change=torch.neg),
-        "rotated-90": Fault(summary="a rotation by 90 degrees", change=lambda x: x.rot90(1, (2, 3))),
-        "rotated-180": Fault(summary="a rotation by 180 degrees", change=lambda x: x.rot90(2, (2, 3))),
-        "rotated-270": Fault(summary="a rotation by 270 degrees", change=lambda x: x.rot90(3, (2, 3))),
-        "mirrored": Fault(summary="images mirrored left to right", change=lambda x: x.flip(3)),
-        "upside-down": Fault(summary="images flipped upside down", change=lambda x: x.flip(2)),
+        "inverted": Fault(summary="inverted pixels", change=torch.neg, undo=torch.neg),
+        "rotated-90": Fault(summary="a rotation by 90 degrees", change=_turned(1), undo=_turned(3)),
+        "rotated-180": Fault(summary="a rotation by 180 degrees", change=_turned(2), undo=_turned(2)),
+        "rotated-270": Fault(summary="a rotation by 270 degrees", change=_turned(3), undo=_turned(1)),
+        "mirrored": Fault(summary="images mirrored left to right", change=_flipped(3), undo=_flipped(3)),
+        "upside-down": Fault(summary="images flipped upside down", change=_flipped(2), undo=_flipped(2)),
         "shifted": Fault(summary="images shifted to the right", change=shifted),
         "blurred": Fault(summary="blurred images", change=blurred),
         "low-contrast": Fault(summary="contrast halved", change=lambda x: x / 2),

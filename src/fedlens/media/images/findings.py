@@ -25,7 +25,7 @@ from fedlens.models.looks.psi import SIZE, Psi
 from fedlens.models.looks.two_sample import LEVEL, Group, Tested, two_groups
 from fedlens.report import comparison
 from fedlens.report.charts import Chart
-from fedlens.report.comparison import by_place
+from fedlens.report.comparison import Null, by_place
 from fedlens.report.report import Report
 from fedlens.report.values import TableRow
 
@@ -62,8 +62,8 @@ class Seen:
     def tested(self) -> Tested:
         there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
         views = {name: rows for name, rows in self.psi.views.items() if name in there}
-        found = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
-        return two_groups(self.groups, views, found)
+        along = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
+        return two_groups(self.groups, views, along)
 
     @functools.cached_property
     def explanation(self) -> Explanation:
@@ -137,6 +137,7 @@ def report_of(
     kinds: Sequence[str] = (),
     glimpses: Sequence[Samples] = (),
     warnings: tuple[str, ...] = (),
+    null: Null | None = None,
     **about: Any,
 ) -> Report:
     """The first look is at the suspicious group, the second at the healthy one; `samples` are of what was fitted.
@@ -144,6 +145,8 @@ def report_of(
     `public` images look like those of the groups, if there are any; else others stand in. Functions of one's own
     (`kinds`) are no families, and are not tried.
     """
+    if null is not None:
+        raise ValueError("Expected no null: the noise of looks is known, and no models are trained to learn it.")
     both = seen(looks, samples, public)
     judged = both.judged
     report = comparison.compared(
@@ -193,12 +196,12 @@ def _charts(both: Seen) -> tuple[Chart, ...]:
 
 
 def _chart(both: Seen, name: str, lead: str) -> Chart:
-    told = differences.numbers(both.psi, name)
+    lines = differences.numbers(both.psi, name)
     values, bands = [], []
     for group in both.groups:
         block = group.blocks[name]
-        levels = np.array([one.start + one.weights @ block.mean for one in told])
-        reach = np.array([np.linalg.norm(one.weights) for one in told]) * float(
+        levels = np.array([one.start + one.weights @ block.mean for one in lines])
+        reach = np.array([np.linalg.norm(one.weights) for one in lines]) * float(
             np.hypot(block.noise, block.spread**0.5)
         )
         shown = levels.clip(0, 1)
@@ -209,7 +212,7 @@ def _chart(both: Seen, name: str, lead: str) -> Chart:
         title=name.capitalize(),
         lead=f"{lead} Bands are 95% intervals, for noise and for who the units are.",
         axis=name,
-        categories=tuple(str(at + 1) for at in range(len(told))),
+        categories=tuple(str(at + 1) for at in range(len(lines))),
         bands=tuple(bands),
         **by_place(values),
     )
@@ -237,7 +240,7 @@ def answers(both: Seen) -> list[Any]:
     )
     return [
         exhibits.Differences(rows=_blocks(both)),
-        exhibits.Released(pictures=means),
+        exhibits.MeansApart(pictures=means),
         exhibits.Explanations(rows=_ranking(both)),
     ]
 

@@ -22,6 +22,12 @@ from fedlens.report.values import TableRow
 # (digits of the test writers, Fashion-MNIST's test images): see docs/results/images.md.
 NAMED = 0.25
 SPECKLE = 0.5  # for additive noise: private models differ by how much of it they draw, without any bug
+# The healthy group as a mixture of the suspicious one and of what undoes a fault there: chosen on models of digits and
+# clothes, reduced to 8 x 8 (docs/results/images.md).
+UNDONE = 0.8  # share of the difference that it must explain
+APART = 2.0  # and so many times as much as any other fault that is undone: what merely blurs serves as well
+# What a fault may leave of a distance, in distances between two samples of one group: chosen on the same.
+LEFT = 0.5
 SHARES = tuple(share / 20 for share in range(1, 21))
 COARSE = 7  # places a side
 
@@ -49,7 +55,7 @@ def ranked(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple
     for kind, fault in _of_images(kinds):
         changed = _changed(fault, right)
         distance = math.inf if changed is None else _distance(seen, _seen(changed))
-        rows.append(ranking.hypothesis(kind, fault.summary, distance, nothing))
+        rows.append(ranking.hypothesis(kind, fault.summary, distance, nothing, needed=least(kind)))
     return ranking.in_order(rows, enough)
 
 
@@ -76,6 +82,39 @@ def least(kind: str) -> float:
     return SPECKLE if kind == "noisy" else NAMED
 
 
+def left_over(kind: str, left: torch.Tensor, right: torch.Tensor) -> tuple[float, float]:
+    """How far the suspicious group stays from the best mixture of the healthy one with what a fault makes of it.
+
+    And how far that may be, for want of a null.
+    """
+    changed = _changed(FAULTS.named(kind), right)
+    seen = _seen(left), _seen(right)
+    varies = [math.log(max(math.sqrt(a.within * b.within), 1e-9)) for a, b in zip(*seen, strict=True)]
+    rest = math.inf if changed is None else _explained(seen[0], seen[1], _seen(changed))[1]
+    return rest, LEFT * math.exp(sum(varies) / len(varies))
+
+
+def undone(left: torch.Tensor, right: torch.Tensor, kinds: Sequence[str] = tuple(FAULTS.known)) -> TableRow | None:
+    """The fault that explains the healthy group as a mixture of the suspicious one, and of that with the fault undone.
+
+    So it is where both groups hold faulty samples, the one more than the other; then no change of all samples leads
+    from one to the other. None if no fault stands out.
+    """
+    one, other, tried = _seen(left), _seen(right), []
+    for kind, fault in _of_images(kinds):
+        changed = _changed(Fault(summary=fault.summary, change=fault.undo), left)
+        if changed is not None:
+            share, rest = _explained(other, one, _seen(changed))
+            tried.append((rest, share, kind, fault.summary))
+    if not tried:
+        return None
+    nothing = _distance(other, one)
+    (rest, share, kind, summary), *others = sorted(tried)
+    row = ranking.hypothesis(kind, summary, rest, nothing, needed=UNDONE, undone=share)
+    second = 1 - others[0][0] / nothing if others else 0.0
+    return row if row["score"] >= max(UNDONE, APART * second) else None
+
+
 def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing: float) -> list[TableRow]:
     """Hypotheses about labels, from (classes to draw, classes the primary model sees) of conditional samples.
 
@@ -90,7 +129,7 @@ def swapped(left: Sequence[torch.Tensor], right: Sequence[torch.Tensor], nothing
         plain, changed = (_agreed(labels, left[1]) for labels in (left[0], fault.labels(left[0], classes)))
         trusted = _agreed(*right) > 2 / classes  # else the model never learnt what a label means
         score = max(-1.0, 1 - (1 - changed) / max(1 - plain, 1e-6)) if trusted else 0.0
-        rows.append(ranking.hypothesis(kind, fault.summary, nothing * (1 - score), nothing))
+        rows.append(ranking.hypothesis(kind, fault.summary, nothing * (1 - score), nothing, needed=least(kind)))
     return rows
 
 
@@ -131,13 +170,38 @@ def _planted(*groups: Sequence["_Rows"]) -> list[tuple[float, float]]:
 def _mixed(share: float, groups: tuple["_Rows", ...], mean: dict[tuple[int, int], float]) -> float:
     """The logarithm of how far the mixture is from the changed right group, over how far from the plain one."""
     plain, changed, right, changed_right = groups
-    rest = 1 - share
-    within = rest**2 * plain.within + 2 * share * rest * mean[0, 1] + share**2 * changed.within
     far = [
-        max(0.0, 2 * (rest * mean[0, group] + share * mean[1, group]) - within - rows.within) + plain.floor
+        _from_mixture(share, (plain, changed), rows, (mean[0, 1], mean[0, group], mean[1, group])) + plain.floor
         for group, rows in ((2, right), (3, changed_right))
     ]
     return math.log(far[1] / far[0])
+
+
+def _explained(target: Sequence["_Rows"], plain: Sequence["_Rows"], changed: Sequence["_Rows"]) -> tuple[float, float]:
+    """The share of changed samples that brings a mixture with plain ones closest to the target, and how close."""
+    views = list(zip(target, plain, changed, strict=True))
+    means = [(_mean(one, other), _mean(one, goal), _mean(other, goal)) for goal, one, other in views]
+
+    def distance(share: float) -> float:
+        energies = (
+            _from_mixture(share, (one, other), goal, mean) + goal.floor
+            for (goal, one, other), mean in zip(views, means, strict=True)
+        )
+        return math.exp(sum(map(math.log, energies)) / len(views))
+
+    return min(((share, distance(share)) for share in (0.0, *SHARES)), key=lambda pair: pair[1])
+
+
+def _from_mixture(
+    share: float, parts: tuple["_Rows", "_Rows"], target: "_Rows", means: tuple[float, float, float]
+) -> float:
+    """The energy distance of a target from a mixture of two parts, with that share of the second.
+
+    The means are those of the distances between the parts, and between either and the target.
+    """
+    (plain, changed), rest = parts, 1 - share
+    within = rest**2 * plain.within + 2 * share * rest * means[0] + share**2 * changed.within
+    return max(0.0, 2 * (rest * means[1] + share * means[2]) - within - target.within)
 
 
 # Energy distances
@@ -167,12 +231,16 @@ def _within(rows: torch.Tensor) -> float:
 
 def _means(*groups: _Rows) -> dict[tuple[int, int], float]:
     pairs = (0, 1), (0, 2), (0, 3), (1, 2), (1, 3)
-    return {(i, j): float(torch.cdist(groups[i].rows, groups[j].rows).mean()) for i, j in pairs}
+    return {(i, j): _mean(groups[i], groups[j]) for i, j in pairs}
+
+
+def _mean(one: _Rows, other: _Rows) -> float:
+    return float(torch.cdist(one.rows, other.rows).mean())
 
 
 def energy_distance(left: _Rows, right: _Rows) -> float:
     """Szekely's energy distance, with what chance alone would make of it added."""
-    apart = 2 * float(torch.cdist(left.rows, right.rows).mean()) - left.within - right.within
+    apart = 2 * _mean(left, right) - left.within - right.within
     return max(0.0, apart) + left.floor
 
 

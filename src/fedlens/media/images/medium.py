@@ -1,5 +1,6 @@
 """The public half of images: DP-trained generators, and what is seen in what they draw."""
 
+import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,10 @@ from fedlens.recipes.tables import Settings
 from fedlens.report.report import Report
 
 T6 = "T6"  # what do private users have that public data lack?
+OTHERWISE = (
+    "the two looks count other things, or in other units: the groups are compared by samples of what was fitted to"
+    " them; looks with the same settings of [look] can be tested against each other"
+)
 SHEET = 256  # images on one sheet, to look at
 
 
@@ -201,8 +206,13 @@ class Images(Medium):
         samples, kept = list(map(_images, groups)), [one for one in releases if isinstance(one, Look)]
         if recipe and recipe.task == T6 and len(samples) == len(kept) == 1:
             return against_public.report_of(kept[0], samples[0], public.whole(recipe), **about)
-        if len(samples) == len(kept) == 2 and all(one.release.psi.readable for one in kept):
-            return findings.report_of(kept, samples, public=public.examples(recipe), **about)
+        if len(samples) == len(kept) == 2:
+            one, other = (look.release.psi for look in kept)
+            if one.readable and one.meaning == other.meaning:
+                labels = [sample.label for sample in samples]
+                kept = [dataclasses.replace(look, label=label) for look, label in zip(kept, labels, strict=True)]
+                return findings.report_of(kept, samples, public=public.examples(recipe), **about)
+            about["warnings"] = (*about.get("warnings", ()), OTHERWISE)
         return contrast.contrast(*samples, **about)
 
 

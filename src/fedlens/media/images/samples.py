@@ -23,6 +23,9 @@ class Samples(protocol.Samples):
     def __len__(self) -> int:
         return len(self.images)
 
+    def examples(self) -> Tree:
+        return {"x": self.images.clamp(-1, 1)} | ({} if self.classes is None else {"y": self.classes})
+
     def save(self, path: pathlib.Path) -> None:
         tree = {"images": self.images} | ({} if self.classes is None else {"classes": self.classes})
         tensorfiles.write(path, tree, self._header())

@@ -18,7 +18,7 @@ from fedlens.media.text.faults import FAULTS
 from fedlens.media.text.samples import COUNTED, Texts, Word, jointly
 from fedlens.report import comparison, ranking
 from fedlens.report.charts import Chart
-from fedlens.report.comparison import by_place
+from fedlens.report.comparison import Null, by_place
 from fedlens.report.exhibits import Exhibit
 from fedlens.report.report import Finding, Report
 from fedlens.report.values import TableRow
@@ -40,17 +40,22 @@ def contrast(
     *,
     kinds: Sequence[str] = (),
     warnings: tuple[str, ...] = (),
+    null: Null | None = None,
     **about: Any,
 ) -> Report:
     """`left` is the suspicious group, `right` the healthy one; with one group alone, a sanity check (T1).
 
-    `kinds` are further hypotheses (package.module:function). What else is known `about` the report,
-    `comparison.compared` says.
+    `kinds` are further hypotheses (package.module:function). A `null` says how far apart two models are that differ by
+    no cause. What else is known `about` the report, `comparison.compared` says.
     """
     groups: tuple[Texts, ...] = (left,) if right is None else (left, right)
     failures = comparison.failures_of(groups, _failure)
-    shapes = None if right is None else hypotheses.Comparison.of(left, right, (*FAULTS.known, *kinds))
+    diverged = any(map(_diverged, groups))
+    shapes = None if right is None or diverged else hypotheses.Comparison.of(left, right, (*FAULTS.known, *kinds))
     rows = ranking.named_where(shapes.ranked(), lambda _: not failures) if shapes else ()
+    leaves = _leaves(rows, null)
+    if leaves is not None:
+        rows = ranking.named_where(rows, lambda _: False)
     words = wordings.table(groups, SHOWN_WORDS) if left.kind == "spelling" else []
     shown: Exhibit = Words.of(groups, words) if left.kind == "spelling" else Sentences.of(groups)
     measured = _word_numbers if left.kind == "spelling" else _sentence_numbers
@@ -65,11 +70,23 @@ def contrast(
         numbers=(*measured(groups), *([_apart(shapes)] if shapes else [])),
         charts=_charts(groups),
         warnings=(*warnings, *failures, *_collapsed(groups)),
+        null=null,
+        alike=shapes is not None and shapes.p_value > hypotheses.SIGNIFICANT,
+        leaves=leaves,
         **about,
     )
 
 
 # What explains it
+
+
+def _leaves(rows: Sequence[TableRow], null: Null | None) -> float | None:
+    """Which share of the difference the fault that would be named leaves, if that is too much: most of it."""
+    best = next((row for row in rows if row["named"]), None)
+    if best is None:
+        return None
+    nothing = next(row["distance"] for row in rows if row["kind"] == ranking.NONE)
+    return None if comparison.small(best["distance"], best["score"], null, nothing / 2) else 1 - best["score"]
 
 
 def _finding(
@@ -214,9 +231,13 @@ def _length_chart(lengths: Sequence[np.ndarray], unit: str) -> Chart:
 # What to mind
 
 
+def _diverged(group: Texts) -> bool:
+    return not bool(group.log_probability.isfinite().all())
+
+
 def _failure(group: Texts) -> str | None:
     """Why nothing can be concluded from these samples, if so."""
-    if not group.log_probability.isfinite().all():
+    if _diverged(group):
         return f"{group.label}: the model diverged; nothing can be concluded"
     noise = _noise_in_words(group) if group.kind == "spelling" else _noise_in_sentences(group)
     return noise and (

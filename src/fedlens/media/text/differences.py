@@ -1,11 +1,9 @@
 """What two looks at text differ by, in words: "characters in a word: 4.9 instead of 4.1, by 0.8 plus or minus 0.1"."""
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from fedlens.models.looks.psi import SIZE
-from fedlens.models.looks.sentences import HASHED, TEXT_BLOCKS, Number
+from fedlens.models.looks.sentences import HASHED, TEXT_BLOCKS, BlockNumber
 from fedlens.models.looks.texts import TextPsi
 from fedlens.models.looks.two_sample import Difference, Tested
 
@@ -25,30 +23,44 @@ def in_words(psi: TextPsi, comparison: Tested, difference: Difference) -> str:
         what = "letters" if name == "n-grams" else "words"
         error = Z * difference.error
         return f"{what}, hashed: apart by {difference.size:.3f} plus or minus {error:.3f} of what a unit may differ"
-    told = [at for at in np.argsort(-np.abs(difference.numbers), kind="stable")[:TOLD] if difference.clear[at]]
-    if not told:
+    largest = [at for at in np.argsort(-np.abs(difference.numbers), kind="stable")[:TOLD] if difference.clear[at]]
+    if not largest:
         return f"{name}: no number by itself stands out of the noise"
-    return "; ".join(_number(psi, comparison, difference, int(at)) for at in told)
+    return "; ".join(_number(psi, comparison, difference, int(at)) for at in largest)
 
 
 def _number(psi: TextPsi, comparison: Tested, difference: Difference, at: int) -> str:
     number = TEXT_BLOCKS[difference.name].numbers[at]
-    unit, centre = psi.unit(difference.name)[at], psi.centre(difference.name)[at]
-    levels = [centre + group.blocks[difference.name].mean[at] * unit for group in comparison.groups]
+    unit, levels = psi.unit(difference.name)[at], _levels(psi, comparison, difference.name, at)
     apart, error = difference.numbers[at] * unit, Z * difference.error * unit
     more = "more" if apart > 0 else "fewer" if number.suffix else "less"
     one, other = (f"{_figure(max(0.0, level), number)}" for level in levels)
-    by, give = _figure(abs(apart), number), _figure(error, number)
-    return f"{number.says}: {one} instead of {other}, {by} {more}, plus or minus {give}"
+    by, give = (_figure(value, number).removesuffix("%") for value in (abs(apart), error))
+    points = " points" if number.suffix else ""
+    return f"{number.says}: {one} instead of {other}, {by}{points} {more}, plus or minus {give}"
 
 
-def _figure(value: float, number: Number) -> str:
+def _levels(psi: TextPsi, comparison: Tested, name: str, at: int) -> list[float]:
+    """Of both groups."""
+    unit, centre = psi.unit(name)[at], psi.centre(name)[at]
+    return [float(centre + group.blocks[name].mean[at] * unit) for group in comparison.groups]
+
+
+def clearest(psi: TextPsi, comparison: Tested, difference: Difference) -> tuple[BlockNumber, list[float]]:
+    """The number of a block that differs most, and what it is in both groups."""
+    at = int(np.argmax(np.abs(difference.numbers)))
+    return TEXT_BLOCKS[difference.name].numbers[at], _levels(psi, comparison, difference.name, at)
+
+
+def _figure(value: float, number: BlockNumber) -> str:
     """
-    >>> _figure(0.0161, Number(says="unknown words")), _figure(0.15, Number(says="words", unit=32.0, suffix=""))
-    ('1.61%', '4.80')
+    >>> _figure(0.0161, BlockNumber(says="unknown words"))
+    '1.61%'
+    >>> _figure(0.15, BlockNumber(says="words", unit=32.0, suffix=""))
+    '4.80'
     """
-    told = value * number.unit
-    return f"{told:.{0 if abs(told) >= 100 else 1 if abs(told) >= 10 else 2}f}{number.suffix}"
+    figure = value * number.unit
+    return f"{figure:.{0 if abs(figure) >= 100 else 1 if abs(figure) >= 10 else 2}f}{number.suffix}"
 
 
 def _of_sizes(difference: Difference) -> str:
@@ -58,10 +70,3 @@ def _of_sizes(difference: Difference) -> str:
     apart, error = 100 * difference.numbers[at], 100 * Z * difference.error
     more = "more" if apart > 0 else "fewer"
     return f"units that show {span} sentences: {abs(apart):.1f}% of all {more}, plus or minus {error:.1f}%"
-
-
-def all_in_words(psi: TextPsi, comparison: Tested) -> Sequence[str]:
-    """The blocks that differ, the clearest first."""
-    return [
-        in_words(psi, comparison, difference) for difference in comparison.differences if difference.adjusted <= 0.01
-    ]

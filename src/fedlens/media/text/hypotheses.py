@@ -120,7 +120,7 @@ class Comparison:
         parts, nothing = self.made[kind], self._none(left)["distance"]
         far, affected = (math.inf, 0.0) if parts is None else _mixture(left, self.right, parts)
         summary, distance = self.summaries[kind], far + self.chance
-        return ranking.hypothesis(kind, summary, distance, nothing, affected=round(affected, 5))
+        return ranking.hypothesis(kind, summary, distance, nothing, affected=round(affected, 5), needed=NAMED)
 
     def _enough(self, row: TableRow, left: np.ndarray, planted: float = 0.0) -> bool:
         """Misspelt faults look like any other misspelt words, so that some must be there that can be told apart."""

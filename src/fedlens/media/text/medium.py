@@ -135,6 +135,8 @@ class TextMedium(Medium):
 
     def chunk(self, recipe: Settings, models: int) -> int:
         """21 and 15 GB on a GPU with the small language models."""
+        if looks_once(recipe):
+            return max(1, 256 // models)  # 10 MB each, several times
         return max(1, (300 if text(recipe).model == "words" else 3000) // models)
 
     def released(self, recipe: Settings) -> tuple[Spending, ...]:

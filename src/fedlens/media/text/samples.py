@@ -107,6 +107,9 @@ class Texts(OfWords, Samples):
     def __len__(self) -> int:
         return len(self.sequences)
 
+    def examples(self) -> Tree:
+        return {"x": self.sequences}
+
     def save(self, path: pathlib.Path) -> None:
         tree = {"sequences": self.sequences, "log_probability": self.log_probability}
         tensorfiles.write(path, tree, self._header() | {"kind": self.kind})

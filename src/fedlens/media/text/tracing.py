@@ -131,9 +131,9 @@ def _shown(trace: Trace) -> list[int]:
 def sizes_shown(comparison: Tested) -> dict[int, float]:
     """How many sentences units show, as the looks say, and how many do; 16 where they say nothing but noise."""
     mean = sum(group.blocks[SIZE].mean for group in comparison.groups) / 2
-    told = np.where(mean > max(2 * comparison.noise(SIZE), _RARE), mean, 0.0)
-    if not told.any():
+    shown = np.where(mean > max(2 * comparison.noise(SIZE), _RARE), mean, 0.0)
+    if not shown.any():
         return {16: 1.0}
-    shares = told / told.sum()
+    shares = shown / shown.sum()
     # Within a bin, most show few: 1, 2, 5, 10, 20, ...
     return {round(1.25 * 2**at): float(shares[at]) for at in range(SIZES) if shares[at]}

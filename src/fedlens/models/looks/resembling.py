@@ -80,10 +80,10 @@ def weighted(
     for trust in _TRUST:
         if float(off(weights)) <= size + 2 * math.sqrt(2 * size):
             break  # as near as noise lets anybody tell
-        found = _leaning(even, leans, off, trust)
-        if not bool(found.isfinite().all()):
+        next_ones = _leaning(even, leans, off, trust)
+        if not bool(next_ones.isfinite().all()):
             break
-        weights = found
+        weights = next_ones
     return Weighted(weights=weights.numpy())
 
 

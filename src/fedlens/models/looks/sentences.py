@@ -66,7 +66,7 @@ def _rank(number: int, unknown: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sentences:
+class TakenApart:
     """Rows of bytes, [n, width], taken apart into tokens, [n, tokens]."""
 
     symbols: torch.Tensor
@@ -78,16 +78,16 @@ class Sentences:
     names: torch.Tensor  # hashes of tokens
 
     @classmethod
-    def of(cls, rows: torch.Tensor) -> "Sentences":
+    def of(cls, rows: torch.Tensor) -> "TakenApart":
         x = rows.long()
         ends = x >= _END
         inside = (x > 0) & ~ends
         place = (ends.long().cumsum(1) - ends.long()).clamp(max=_TOKENS)
         tables = _tables(str(x.device))
         within = _within(ends)
-        told = torch.where(inside[..., None], tables.told[x], 0.0)
-        told = torch.cat([told, told[..., [_UPPER]] * (within == 0)[..., None]], 2)
-        counts = _by_token(place, told)
+        kinds = torch.where(inside[..., None], tables.characters[x], 0.0)
+        kinds = torch.cat([kinds, kinds[..., [_UPPER]] * (within == 0)[..., None]], 2)
+        counts = _by_token(place, kinds)
         rank = _by_token(place, torch.where(ends, x - _END + 1.0, 0.0)[..., None])[..., 0]
         there = (rank > 0).float()
         word = (counts[..., _LOWER] + counts[..., _UPPER] + counts[..., _FOREIGN]) > 0
@@ -162,53 +162,53 @@ def _within(ends: torch.Tensor) -> torch.Tensor:
 # The blocks: [n, numbers]
 
 
-def length(s: Sentences) -> torch.Tensor:
+def length(s: TakenApart) -> torch.Tensor:
     many = s.there.sum(1)
     bins = [(many >= low) & (many <= high) for low, high in _SPANS]
     return torch.stack([(many / _BIG).clamp(max=1.0), *(one.float() for one in bins)], 1)
 
 
-def words(s: Sentences) -> torch.Tensor:
+def words(s: TakenApart) -> torch.Tensor:
     """How long they are."""
     mean = s.share((s.lengths / _LONG).clamp(max=1.0) * s.words, s.words)
     bins = [(s.lengths >= low) & (s.lengths <= high) for low, high in _LETTERS]
     return torch.cat([mean, *(s.share(one * s.words, s.words) for one in bins)], 1)
 
 
-def unknown(s: Sentences) -> torch.Tensor:
+def unknown(s: TakenApart) -> torch.Tensor:
     return torch.cat([s.share(s.unknown), s.unknown[:, :_PLACES], (s.unknown * s.last).sum(1, keepdim=True)], 1)
 
 
-def ranks(s: Sentences) -> torch.Tensor:
+def ranks(s: TakenApart) -> torch.Tensor:
     return s.kinds.sum(1) / s.number
 
 
-def first(s: Sentences) -> torch.Tensor:
+def first(s: TakenApart) -> torch.Tensor:
     return s.kinds[:, 0]
 
 
-def last(s: Sentences) -> torch.Tensor:
+def last(s: TakenApart) -> torch.Tensor:
     return (s.kinds * s.last[..., None]).sum(1)
 
 
-def digits(s: Sentences) -> torch.Tensor:
+def digits(s: TakenApart) -> torch.Tensor:
     held = (s.counts[..., _DIGIT] > 0) * s.there
     every = s.counts[..., _ANY].sum(1, keepdim=True).clamp(min=1.0)
     return torch.cat([held.amax(1, keepdim=True), s.share(held), s.counts[..., _DIGIT].sum(1, keepdim=True) / every], 1)
 
 
-def marks(s: Sentences) -> torch.Tensor:
+def marks(s: TakenApart) -> torch.Tensor:
     signs = s.histogram @ _tables(str(s.symbols.device)).signs
     ending = (s.kinds[..., _MARK] * s.last).sum(1, keepdim=True)
     return torch.cat([s.share(s.kinds[..., _MARK]), ending, (signs > 0).float()], 1)
 
 
-def spaces(s: Sentences) -> torch.Tensor:
+def spaces(s: TakenApart) -> torch.Tensor:
     held = (s.counts[..., _SPACE] > 0) * s.there
     return torch.cat([held[:, :1], held.amax(1, keepdim=True), s.share(held)], 1)
 
 
-def case(s: Sentences) -> torch.Tensor:
+def case(s: TakenApart) -> torch.Tensor:
     low, up, capital = s.counts[..., _LOWER] > 0, s.counts[..., _UPPER], s.counts[..., _CAPITAL] > 0
     small, loud = low & (up == 0), ~low & (up > 1)
     titled = capital & low & (up == 1)
@@ -217,11 +217,11 @@ def case(s: Sentences) -> torch.Tensor:
     return torch.cat([*shares, ((up > 0) * s.there)[:, :1]], 1)
 
 
-def scripts(s: Sentences) -> torch.Tensor:
+def scripts(s: TakenApart) -> torch.Tensor:
     return (s.histogram @ _tables(str(s.symbols.device)).leads > 0).float()
 
 
-def repeats(s: Sentences) -> torch.Tensor:
+def repeats(s: TakenApart) -> torch.Tensor:
     again = (s.names[:, 1:] == s.names[:, :-1]) * s.following
     later = (s.names[:, 2:] == s.names[:, :-2]) * s.there[:, 2:]
     inside = s.inside[:, 1:] & s.inside[:, :-1]
@@ -230,7 +230,7 @@ def repeats(s: Sentences) -> torch.Tensor:
     return torch.cat([again[:, :1], s.share(again), s.share(later), double / every], 1)
 
 
-def letters(s: Sentences) -> torch.Tensor:
+def letters(s: TakenApart) -> torch.Tensor:
     """Of the letters, the share of vowels, and of each."""
     counts = s.histogram @ _tables(str(s.symbols.device)).latin
     shares = counts / counts.sum(1, keepdim=True).clamp(min=1.0)
@@ -238,21 +238,21 @@ def letters(s: Sentences) -> torch.Tensor:
     return torch.cat([vowels, shares], 1)
 
 
-def endings(s: Sentences) -> torch.Tensor:
+def endings(s: TakenApart) -> torch.Tensor:
     """Of the words of three letters and more, what they end in."""
     final = torch.nn.functional.pad((s.inside[:, :-1] & (s.symbols[:, 1:] >= _END)).float(), (0, 1))
-    told = _by_token(s.place, _tables(str(s.symbols.device)).final[s.symbols] * final[..., None])
+    made = _by_token(s.place, _tables(str(s.symbols.device)).final[s.symbols] * final[..., None])
     long = s.words * (s.lengths >= 3)
-    return (told * long[..., None]).sum(1) / long.sum(1, keepdim=True).clamp(min=1.0)
+    return (made * long[..., None]).sum(1) / long.sum(1, keepdim=True).clamp(min=1.0)
 
 
-def pairs(s: Sentences) -> torch.Tensor:
+def pairs(s: TakenApart) -> torch.Tensor:
     """Which class of token follows which."""
     counts = torch.einsum("nta,ntb->nab", s.kinds[:, :-1], s.kinds[:, 1:])
     return counts.flatten(1) / s.following.sum(1)[:, None].clamp(min=1.0)
 
 
-def ngrams(s: Sentences) -> torch.Tensor:
+def ngrams(s: TakenApart) -> torch.Tensor:
     """Three symbols after each other, hashed: the end of a token is one as well."""
     stream, grams = s.symbols.clamp(max=_END), _tables(str(s.symbols.device)).grams
     there = (s.symbols > 0).float()
@@ -261,7 +261,7 @@ def ngrams(s: Sentences) -> torch.Tensor:
     return _hashed(hashed, there[:, :-2] * there[:, 1:-1] * there[:, 2:])
 
 
-def vocabulary(s: Sentences) -> torch.Tensor:
+def vocabulary(s: TakenApart) -> torch.Tensor:
     """Tokens, hashed."""
     return _hashed(s.names, s.there)
 
@@ -278,7 +278,7 @@ _LETTERS = (1, 1), (2, 2), (3, 3), (4, 4), (5, 5), (6, 7), (8, 10), (11, WIDTH)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Number:
+class BlockNumber:
     """What one number of a block is called; `unit` is what 1 stands for, in plain numbers or in percent."""
 
     says: str
@@ -290,15 +290,15 @@ class Number:
 class Described:
     """A block: how it is made of sentences, and what its numbers are called."""
 
-    made: Callable[[Sentences], torch.Tensor]
-    numbers: tuple[Number, ...]
+    made: Callable[[TakenApart], torch.Tensor]
+    numbers: tuple[BlockNumber, ...]
     # The least that a number is said to vary: of the sentences, what is new in 1 of 400 is so large; of parts, it is
     # less, since many make up a sentence.
     least: float = 0.05
 
 
-def _named(made: Callable[[Sentences], torch.Tensor], *says: str | Number, least: float = 0.05) -> Described:
-    numbers = tuple(one if isinstance(one, Number) else Number(says=one) for one in says)
+def _named(made: Callable[[TakenApart], torch.Tensor], *says: str | BlockNumber, least: float = 0.05) -> Described:
+    numbers = tuple(one if isinstance(one, BlockNumber) else BlockNumber(says=one) for one in says)
     return Described(made=made, numbers=numbers, least=least)
 
 
@@ -317,12 +317,12 @@ _ORDINALS = "first", "second", "third", "fourth", "fifth", "sixth"
 TEXT_BLOCKS: dict[str, Described] = {
     "length": _named(
         length,
-        Number(says="tokens in a sentence", unit=_BIG, suffix=""),
+        BlockNumber(says="tokens in a sentence", unit=_BIG, suffix=""),
         *(f"sentences of {span} tokens" for span in _between(_SPANS, _TOKENS)),
     ),
     "words": _named(
         words,
-        Number(says="characters in a word", unit=_LONG, suffix=""),
+        BlockNumber(says="characters in a word", unit=_LONG, suffix=""),
         *(f"words of {span} characters" for span in _between(_LETTERS, WIDTH)),
     ),
     "unknown": _named(
@@ -378,7 +378,7 @@ HASHED = "n-grams", "vocabulary"  # whose numbers have no names
 
 def numbers_of(rows: torch.Tensor) -> dict[str, torch.Tensor]:
     """By their block: [n, numbers] of sentences, [n, width]."""
-    taken_apart = Sentences.of(rows)
+    taken_apart = TakenApart.of(rows)
     return {name: block.made(taken_apart) for name, block in TEXT_BLOCKS.items()}
 
 
@@ -395,7 +395,7 @@ _POSITIONS = 16  # of a token, at which letters hash otherwise
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Tables:
-    told: torch.Tensor  # [256, kinds]: of characters, but for first capitals
+    characters: torch.Tensor  # [256, kinds]: of characters, but for first capitals
     leads: torch.Tensor  # [256, scripts]
     signs: torch.Tensor  # [256, marks]
     latin: torch.Tensor  # [256, 26]
@@ -413,7 +413,7 @@ def _tables(device: str) -> _Tables:
     control = ((byte < 32) & ~space & (byte > 0)) | (byte == 127)
     sign = (byte > 32) & (byte < 127) & ~lower & ~upper & ~digit
     characters = ((byte > 0) & (byte < 128)) | foreign
-    told = np.stack([characters, lower, upper, digit, sign, space, foreign], 1)
+    kinds = np.stack([characters, lower, upper, digit, sign, space, foreign], 1)
     leads = [(byte >= low) & (byte <= high) for low, high in _LEADS.values()]
     signs = [np.isin(byte, list(map(ord, one))) for one in _SIGNS.values()]
     others = sign & ~np.any(signs, axis=0)
@@ -425,7 +425,7 @@ def _tables(device: str) -> _Tables:
         return torch.from_numpy(np.stack(list(columns), 1)).float().to(device)
 
     return _Tables(
-        told=torch.from_numpy(told).float().to(device),
+        characters=torch.from_numpy(kinds).float().to(device),
         leads=numbers([*leads, control]),
         signs=numbers([*signs, others]),
         latin=torch.from_numpy(latin).float().to(device),
