@@ -146,9 +146,25 @@ def test_moments_are_read_back_as_they_were_sent():
 
 
 def test_points_of_low_frequencies_are_images_again():
-    moments = Moments(side=8, frequencies=64, contrast=1.0)
-    images = shapes.drawn(20, 8, 1)
+    moments = Moments(side=8, frequencies=64)
+    images = shapes.drawn(40, 8, 1)
+    contrasts = images.std((1, 2, 3), correction=0)
+    images = images[(contrasts > 0.23) & (contrasts < 0.9)]
+    assert len(images) > 9
     assert torch.allclose(moments.images(moments.points(images)), images, atol=1e-4)
+
+
+def test_images_keep_their_contrast_whatever_the_length_of_their_form():
+    moments = Moments(side=12, channels=3, frequencies=20)
+    points = moments.points(shapes.drawn(20, 12, 3))
+    paler = torch.cat([points[:, :3], 0.2 * points[:, 3:-1], points[:, -1:]], 1)
+    assert torch.allclose(moments.images(paler), moments.images(points), atol=1e-5)
+
+
+def test_what_is_nearly_even_has_no_form_of_rounding_errors():
+    moments = Moments(side=8, frequencies=20)
+    points = moments.points(torch.tensor([-1.0, 0.3, 0.7])[:, None, None, None].expand(3, 1, 8, 8))
+    assert points[:, 1:-1].norm(dim=1).max() < 0.01
 
 
 def test_a_look_can_be_rebuilt_from_its_settings():
@@ -186,7 +202,7 @@ def bars(count, seed=0):
 
 def test_a_normal_distribution_follows_the_classes_their_shares_and_their_spread():
     images, labels = bars(300)
-    psi = Psi(body=Moments(side=8, frequencies=64, contrast=1.0), classes=2, several=False, examples=1)
+    psi = Psi(body=Moments(side=8, frequencies=64), classes=2, several=False, examples=1)
     release = released(psi, images, labels)
     drawing = Gaussian(moments=psi.body, known=2, jitter=0.0)
     params = fitting.gaussian(release, psi.body)
@@ -199,17 +215,37 @@ def test_a_normal_distribution_follows_the_classes_their_shares_and_their_spread
         assert made.mean((1, 2, 3)).std() == pytest.approx(real.mean((1, 2, 3)).std().item(), rel=0.3)
 
 
-def test_noise_alone_has_no_covariance_left():
-    moments, rng = Moments(side=8, frequencies=40), np.random.default_rng(0)
-    noise = rng.normal(size=(40, 40)) * 0.1
-    symmetric = torch.from_numpy((noise + noise.T) / math.sqrt(2))
+def symmetric(size, noise, seed=0):
+    entries = np.random.default_rng(seed).normal(size=(size, size)) * noise
+    return torch.from_numpy((entries + entries.T) / math.sqrt(2))
+
+
+def test_noise_alone_has_no_spread_left():
     signal = torch.zeros(40, 40, dtype=torch.float64)
     signal[0, 0] = 5.0
-    root = fitting._root(signal + symmetric, 0.1)
-    kept = torch.linalg.eigvalsh(root @ root.T)
-    assert moments.coordinates == 40
-    assert kept[-1] == pytest.approx(5.0, rel=0.1)
-    assert kept[-2] < 0.1  # of a noise whose largest eigenvalue is above 1
+    values, rest = fitting._cleared(torch.linalg.eigvalsh(signal + symmetric(40, 0.1)), 0.1)
+    assert values[-1] == pytest.approx(5.0, rel=0.1)
+    assert values[-2] == rest
+    assert rest < 0.1  # of a noise whose largest eigenvalue is above 1
+
+
+def test_a_class_differs_from_all_of_them_by_what_noise_does_not_explain():
+    """Where spread is large, differences are large, and seen; where it is small, what is seen is noise."""
+    spread = torch.cat([torch.full((5,), 4.0), torch.full((35,), 0.05)]).double()
+    truly = symmetric(40, 0.4) * (spread[:, None] * spread).sqrt()
+    noise = symmetric(40, 0.5, seed=1)
+    told = fitting._told(spread, truly + noise, 0.5) - spread.diag()
+    assert (told - truly).norm() < 0.6 * noise[:5, :5].norm() + 0.3 * truly.norm()
+    assert told[5:, 5:].norm() < 0.01 * noise[5:, 5:].norm()
+    assert (told - truly)[:5, :5].norm() < 0.5 * truly[:5, :5].norm()
+    nothing = fitting._told(spread, noise, 0.5) - spread.diag()
+    assert nothing.norm() < 0.2 * noise.norm()
+    assert torch.equal(fitting._told(spread, truly, 0.0), spread.diag() + truly)
+
+
+def test_a_covariance_below_0_has_a_root_of_what_is_left():
+    root = fitting._root(torch.tensor([[1.0, 0.0], [0.0, -0.3]]), 0.1)
+    assert torch.allclose(root @ root.T, torch.tensor([[1.1, 0.0], [0.0, 0.1]]))
 
 
 def test_a_network_is_fitted_to_its_release_class_by_class():

@@ -42,7 +42,7 @@ from fedlens.recipes.tables import Settings
 
 FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
-ENOUGH = 150  # units for each unit of noise: with fewer, means are seen better than how much images vary
+FEW, ENOUGH = 100, 400  # units for each unit of noise: with few, means are seen better than how much images vary
 ALONE, COMPARED = 0.1, 0.6  # of the squared norm, for what people read of one group, or of two
 NEAR, NEAREST, FARTHEST = 0.03, 0.15, 0.5  # radius: chosen on other people's digits and clothes, see docs/looks.md
 RULES: tuple[Rule, ...] = (
@@ -135,9 +135,10 @@ def _moments(recipe: Settings) -> Moments:
     """As many frequencies as the noise leaves to be seen: a covariance has about the square of their number."""
     table, signal = look(recipe), _signal(recipe)
     most = min(MOST_FREQUENCIES, side(recipe) ** 2)
-    factor, spread = (4, 0.7) if signal > ENOUGH else (2, 0.3)
+    factor, spread = (4, 0.7) if signal > FEW else (2, 0.3)
+    count, spread = (0.03, 0.8) if signal > ENOUGH else (0.05, spread)
     number = table.frequencies or min(max(round(factor * math.sqrt(signal)), 16), most)
-    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number, spread=spread)
+    return Moments(side=side(recipe), channels=channels(recipe), frequencies=number, count=count, spread=spread)
 
 
 def drawing(recipe: Settings) -> Network | Gaussian:

@@ -89,7 +89,7 @@ def nearest_shares(noisy: np.ndarray, noise: float) -> np.ndarray:
 def gaussian(release: Release, moments: Moments) -> Tree:
     """The weights of a `Gaussian`: means, and covariances without the part that noise explains.
 
-    A class's covariance differs from that of all classes by as much as noise does not explain (James and Stein 1961).
+    What all classes share is seen best. Along its axes a class differs from it by as much as noise does not explain.
     """
     counts, sums, products = moments.read(release.body.double())
     total = counts.sum().clamp(min=1e-9)
@@ -98,33 +98,46 @@ def gaussian(release: Release, moments: Moments) -> Tree:
     means = sums / (shares * total)[:, None]
     covariances = products / (shares * total)[:, None, None] - means[:, :, None] * means[:, None, :]
     pooled = (shares[:, None, None] * covariances).sum(0) / shares.sum()
-    pooled_noise = float((shares * noises).norm() / shares.sum())
+    values, axes = torch.linalg.eigh(pooled)
+    spread, rest = _cleared(values, float((shares * noises).norm() / shares.sum()))
     factors = [
-        _root(*_towards(pooled, pooled_noise, own, float(noise)))
+        axes @ _root(_told(spread, axes.T @ (own - pooled) @ axes, float(noise)), rest)
         for own, noise in zip(covariances, noises, strict=True)
     ]
     return {"shares": release.shares, "mean": means.float(), "factor": torch.stack(factors).float()}
 
 
-def _towards(pooled: torch.Tensor, pooled_noise: float, own: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
-    """A noisy symmetric matrix, drawn towards another, and how noisy the result is."""
-    apart = (own - pooled).square().sum()
-    kept = float((1 - own.numel() * noise**2 / apart.clamp(min=1e-18)).clamp(0, 1))
-    return pooled + kept * (own - pooled), math.hypot(kept * noise, (1 - kept) * pooled_noise)
-
-
-def _root(covariance: torch.Tensor, noise: float) -> torch.Tensor:
-    """A square root of what is left of a noisy symmetric matrix when its eigenvalues are shrunk.
+def _cleared(values: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
+    """The eigenvalues of a noisy symmetric matrix without its noise, and the least of them.
 
     Noise alone spreads eigenvalues over a semicircle of radius 2 noise sqrt(n); what sticks out of it was pushed out
     by it, and is drawn back (Gavish and Donoho 2017). The rest share what the trace says is left, evenly.
     """
-    values, vectors = torch.linalg.eigh(covariance)
     edge = 2 * noise * math.sqrt(len(values)) * (1 + len(values) ** (-2 / 3))  # where the largest lies is random, too
     clear = values > edge
     shrunk = torch.where(clear, (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2, 0.0)
-    left = (covariance.diagonal().sum() - shrunk.sum()).clamp(min=0) / (~clear).sum().clamp(min=1)
-    root: torch.Tensor = vectors * torch.where(clear, shrunk, left).sqrt()
+    left = (values.sum() - shrunk.sum()).clamp(min=0) / (~clear).sum().clamp(min=1)
+    cleared = torch.where(clear, shrunk, left)
+    return cleared, float(cleared.min())
+
+
+def _told(spread: torch.Tensor, apart: torch.Tensor, noise: float) -> torch.Tensor:
+    """A covariance, from that of all classes, `spread` along its axes, and from how far it is noisily seen `apart`.
+
+    Classes differ as samples of the same covariance would, by some amount: an entry varies as the product of the two
+    spreads it joins. Each entry is kept by its share of that in what it varies with noise (Wiener's filter).
+    """
+    twice = 1 + torch.eye(len(spread), dtype=spread.dtype)  # on the diagonal, of samples and of noise
+    expected, errors = spread[:, None] * spread * twice, noise**2 * twice
+    amount = ((apart.square() - errors) * expected).sum() / expected.square().sum().clamp(min=1e-30)
+    expected = amount.clamp(min=0.0) * expected
+    return spread.diag() + expected / (expected + errors).clamp(min=1e-30) * apart
+
+
+def _root(covariance: torch.Tensor, rest: float) -> torch.Tensor:
+    """A square root of it; where it is flat or, by noise, below 0, at least `rest` is added."""
+    values, vectors = torch.linalg.eigh(covariance)
+    root: torch.Tensor = vectors * (values.clamp(min=0.0) + rest).sqrt()
     return root
 
 
