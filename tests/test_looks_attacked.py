@@ -1,8 +1,12 @@
 """Looks under attack by a modeler: recipes, models, public files and run folders of their own making."""
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
+from command_line import fedlens
 
 from fedlens.data import selection
 from fedlens.data.population import Population
@@ -44,3 +48,68 @@ def test_where_examples_are_protected_one_more_decides_about_no_other_by_roundin
     for image in images:
         others = torch.cat([image[None], images[:3]])
         assert [judged(others[:count]) for count in range(1, 5)] == [judged(others[:1])] * 4
+
+
+def public_set(path, side=SIDE, **changes):
+    images = ((drawn(400, side, 1)[:, 0].numpy() + 1) * 127.5).round().astype(np.uint8)
+    rng = np.random.default_rng(0)
+    made = {"x": images, "y": rng.integers(0, 10, len(images)), "user": np.arange(len(images)) % 50} | changes
+    np.savez(path, **{name: array for name, array in made.items() if array is not None})
+    return path
+
+
+def against(folder, public, *more, epsilon=8):
+    given = ["--public", public, "--public-users", "user", "--out", folder / "runs", "--epsilon", epsilon]
+    return fedlens("look", "digits", *given, *more)
+
+
+def run_of(folder):
+    (found,) = (folder / "runs").glob("look-*")
+    return found
+
+
+def test_a_look_of_another_price_in_a_run_folder_is_not_reported_on(tmp_path):
+    """Found by doing so: what cost epsilon 100 was told under epsilon 1, and nothing called it unverified."""
+    public = public_set(tmp_path / "public.npz")
+    for folder, epsilon in (("cheap", 1), ("dear", 100)):
+        (tmp_path / folder).mkdir()
+        assert against(tmp_path / folder, public, epsilon=epsilon).code == 0
+    cheap, dear = run_of(tmp_path / "cheap"), run_of(tmp_path / "dear")
+    (cheap / "MANIFEST.json").unlink()
+    shutil.copy(dear / "all" / "look.safetensors", cheap / "all" / "look.safetensors")
+    done = fedlens("run", "--resume", cheap)
+    assert done.code == 2
+    assert "Expected the look.safetensors that the model of 'all' was made of; it was changed." in done.err
+
+
+def test_a_report_whose_look_is_as_it_was_is_made_again(tmp_path):
+    assert against(tmp_path, public_set(tmp_path / "public.npz")).code == 0
+    found = run_of(tmp_path)
+    before = json.loads((found / "report.json").read_text())
+    (found / "MANIFEST.json").unlink()
+    assert fedlens("run", "--resume", found).code == 0
+    assert json.loads((found / "report.json").read_text())["differences"] == before["differences"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"y": None}, "Expected y in public.npz"),
+        ({"user": None}, "Expected user in public.npz"),
+        ({"y": np.arange(400)}, "Expected labels of look.public from 0 to 9"),
+        ({"side": 9}, "Expected images of (1, 8, 8) in look.public"),
+    ],
+    ids=["no labels", "no owners", "labels beyond", "another side"],
+)
+def test_a_public_file_that_no_report_can_be_made_with_is_refused_before_anything_is_spent(tmp_path, changes, told):
+    """The recipe is booked with its files: after the release neither could be mended."""
+    done = against(tmp_path, public_set(tmp_path / "public.npz", **changes))
+    assert done.code == 2
+    assert told in done.err
+    assert not list((tmp_path / "runs").glob("look-*"))
+
+
+def test_nothing_readable_is_not_held_against_a_public_set(tmp_path):
+    done = against(tmp_path, public_set(tmp_path / "public.npz"), "--set", "look.readable=0")
+    assert done.code == 2
+    assert "look.readable must be above 0" in done.err

@@ -75,6 +75,8 @@ class Images(Medium):
         of_look = looks.problems(recipe) if self._one_look(recipe) else []
         if recipe.task == T6 and not (self._one_look(recipe) and look(recipe).public and len(recipe.selections) == 1):
             problems.append("task = 'T6' holds one look (algorithm = 'look') against look.public: one selection")
+        elif recipe.task == T6 and not looks.readable(recipe):
+            problems.append("task = 'T6' compares what people read: look.readable must be above 0")
         return problems + of_look + (looks.problems_of_start(recipe) if starts_from_look(recipe) else [])
 
     def _one_look(self, recipe: Settings) -> bool:
@@ -147,6 +149,10 @@ class Images(Medium):
 
     def summary(self, recipe: Settings) -> dict[str, Any]:
         return {"critic": list(networks(recipe).critic_widths or ())}
+
+    def check_public(self, recipe: Settings) -> None:
+        if look(recipe).public:
+            public.whole(recipe) if recipe.task == T6 else public.examples(recipe)
 
     def check_room(self, recipe: Settings, room: int) -> None:
         if self._one_look(recipe) or starts_from_look(recipe):

@@ -22,6 +22,7 @@ from fedlens.core.trees import Tree
 COUNT, SPREAD = "count", "spread"  # blocks that every look has for these tests
 SURE = 2.0  # standard errors that are allowed for where a variance is itself known with noise
 LEVEL = 0.01  # of the test: so many of all pairs without a cause are said to differ
+FEW = 5  # units: with fewer, how much they vary is not told by them, and a test finds differences that are none
 CLEAR = 3.0  # standard errors: what a picture shows of a difference
 FAULTS = "faults"  # a row of the test: the direction of a known fault that shows the difference best
 Views = Mapping[str, Sequence[np.ndarray]]
@@ -110,14 +111,14 @@ class Group:
     def seen(cls, units: Mapping[str, np.ndarray]) -> "Group":
         """Of units that everybody may see: [units, numbers] by the block."""
         blocks = {
-            name: Block(
-                mean=rows.mean(0),
-                noise=0.0,
-                spread=float(rows.var(0, ddof=1 if len(rows) > 1 else 0).sum()) / len(rows),
-            )
-            for name, rows in units.items()
+            name: Block(mean=rows.mean(0), noise=0.0, spread=_varied(rows) / len(rows)) for name, rows in units.items()
         }
         return cls(blocks=blocks, count=float(len(next(iter(units.values())))), count_error=0.0)
+
+
+def _varied(rows: np.ndarray) -> float:
+    """How far a unit is from the mean, squared: as it was seen, or at most where a few units do not tell."""
+    return float(rows.var(0, ddof=1).sum()) if len(rows) >= FEW else 1.0
 
 
 def _squares(varying: Sequence[str], means: Mapping[str, np.ndarray], errors: Mapping[str, float]) -> dict[str, float]:
