@@ -38,9 +38,10 @@ def classified(
 ) -> Population:
     """T2: the examples the primary model gets right, or wrong, of users with at least `minimum` of them.
 
-    Each is judged `alone` where examples are protected: somebody else's program may let one decide about its batch.
+    Each is judged `alone` where examples are protected: a program may let one decide about its batch, and so may
+    weights of a modeler's own in a network of ours, which rounds otherwise in batches of other sizes.
     """
-    together = 1 if alone and primary.foreign else _SLICE
+    together = 1 if alone else _SLICE
     chosen = population.select(
         name, examples=lambda user: _right(user, primary, together) == right, at_least=minimum, shown=("x", "y")
     )
@@ -51,7 +52,7 @@ def classified(
 def predicted(population: Population, primary: Primary, alone: bool) -> np.ndarray:
     """PRIVATE. What the primary model takes each example for; each is judged `alone`, or with others of its user."""
     images, answers = population.columns["x"], np.full(len(population.columns["x"]), -1, np.int64)
-    together = 1 if alone and primary.foreign else _SLICE
+    together = 1 if alone else _SLICE
     for start, count in zip(population.starts, population.counts, strict=True):
         for at in range(start, start + count, together):
             rows = slice(at, min(at + together, start + count))

@@ -104,9 +104,17 @@ class Trained(Priced):
     recipe_sha256: str
     rounds: int
     ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
+    beside: str = ""  # SHA-256 of what was kept beside it, if anything: the ledger books the model, and so this with it
 
     @abc.abstractmethod
     def sampled(self, count: int, seed: int) -> Samples: ...
+
+    def _header(self) -> dict[str, Any]:
+        return super()._header() | ({"beside": self.beside} if self.beside else {})
+
+    @classmethod
+    def _stated(cls, about: Mapping[str, Any]) -> dict[str, Any]:
+        return super()._stated(about) | {"beside": as_label(about.get("beside", ""))}
 
     def _of_samples(self) -> dict[str, Any]:
         """What its samples are told with."""
@@ -273,6 +281,10 @@ class Medium(abc.ABC):
 
     def check_prices(self, recipe: Settings, book: Ledger) -> None:
         """Refuses a recipe that tells another price of what was released before than the ledger does."""
+        return
+
+    def check_public(self, recipe: Settings) -> None:
+        """Refuses a recipe whose public files its report could not be made with; they are public by now."""
         return
 
     def check_room(self, recipe: Settings, room: int) -> None:

@@ -101,9 +101,17 @@ def models_in(folder: pathlib.Path, recipe: Recipe) -> dict[str, Trained]:
 
 
 def releases_in(medium: Medium, parts: Sequence[pathlib.Path]) -> tuple[Trained, ...]:
-    """What was kept of every group beside its model; nothing, where one has none."""
+    """What was kept of every group beside its model; nothing, where one has none.
+
+    Refuses what its model does not name: it may be another release, which cost more.
+    """
     kept = tuple(medium.kept_in(part) for part in parts)
-    return tuple(one for one in kept if one) if all(kept) else ()
+    if not all(kept):
+        return ()
+    for part, one in zip(parts, kept, strict=True):
+        if one and files.sha256(part / one.file) != opening.opened(opening.result_in(part)).beside:
+            raise ValueError(f"Expected the {one.file} that the model of {one.label!r} was made of; it was changed.")
+    return tuple(one for one in kept if one)
 
 
 def unconfirmed(book: Ledger, model: Trained, sha256: str, *, of_its_run: bool = False) -> str:

@@ -54,6 +54,7 @@ from fedlens.runs.carrying_out import Asking, carried_out
 from fedlens.runs.folder import FolderKeeper, Watcher
 
 VERSION = 3  # of run folders
+BESIDE = ".beside"  # notes what is kept beside the model of a selection; none is called so
 DATA = "_data"  # names the secret under which data are tagged; no selection is called so
 ONE_NUMBER = Engine(chunk=256)  # of each unit: not worth measuring, and a plain loop over a million takes minutes
 MADE_WITHOUT_DATA = {"recipe.toml", "plan.json", "statement.md", "run.json", "primary.safetensors"}
@@ -101,6 +102,7 @@ class Run:
         recipe.spendings()  # an epsilon out of reach is told before anything is written
         book = Ledger(address)
         recipe, _ = admitted(recipe, Owner(address, book), simulated=seed is not None, say=say)
+        recipe.medium.check_public(recipe)  # as above
         run = cls(folder=folder, recipe=recipe, address=address, seed=seed, device=device)
         promise = run.promised()
         recipe.medium.check_prices(recipe, book)
@@ -340,8 +342,9 @@ class Run:
         keeper = FolderKeeper(folder, self.recipe, private=private, model=make, watch=watch, simulated=self.simulated)
         state = carried_out(training, site, self._asking(selection, book, engine, self.device), thresholds, keeper)
         if release := reporting.kept_of(self.recipe, selection, state, *self._price(selection, book)):
-            release.save(folder / release.file)  # before anything is fitted to it, which may fail
-        self._keep(make(state), folder)
+            self._keep(release, folder, BESIDE)  # before anything is fitted to it, which may fail
+        model, beside = make(state), safeguards.made(self.address, self.name, f"{selection}{BESIDE}")
+        self._keep(dataclasses.replace(model, beside=beside) if beside else model, folder)
         (folder / "checkpoint.safetensors").unlink(missing_ok=True)
 
     def _training(self, selection: str, site: Site, thresholds: Thresholds, book: Ledger) -> Stage:
@@ -364,15 +367,16 @@ class Run:
         answer = carried_out(self.recipe.stage(FIRST, selection), site, asking, thresholds)
         kept = reporting.kept_of(self.recipe, selection, answer, *self._price(selection, book), FIRST)
         if kept:
-            kept.save(self.folder / selection / kept.file)
+            self._keep(kept, self.folder / selection, BESIDE)
         return self.recipe.medium.started(self.recipe, state, kept, device)
 
-    def _keep(self, model: Trained, folder: pathlib.Path) -> None:
+    def _keep(self, model: Trained, folder: pathlib.Path, noted_as: str = "") -> None:
         """Saved where nobody else writes, and noted, before it lies in the folder."""
         with tempfile.TemporaryDirectory() as apart:
             model.save(pathlib.Path(apart) / model.file)
             content = (pathlib.Path(apart) / model.file).read_bytes()
-        safeguards.note_made(self.address, self.name, folder.name, hashlib.sha256(content).hexdigest())
+        name = f"{folder.name}{noted_as}"
+        safeguards.note_made(self.address, self.name, name, hashlib.sha256(content).hexdigest())
         files.write(folder / model.file, content)
 
     def _model(self, selection: str, book: Ledger, state: Tree) -> Trained:

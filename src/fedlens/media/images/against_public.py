@@ -34,11 +34,10 @@ def report_of(
 ) -> Report:
     """`about` is what every report is told with; what goes with pairs of groups alone is not for this one."""
     psi, private = look.release.psi, Group.of(look.release)
-    owners, known = _owners(public, findings.together(psi, [private]))
-    whose = known or not psi.several
+    owners = torch.arange(len(public.images)) if public.owners is None else public.owners
     both = Seen(
         psi=psi,
-        groups=(private, Group.seen(_sent(psi, public, owners, whose))),
+        groups=(private, Group.seen(_sent(psi, public, owners))),
         labels=(look.label, PUBLIC),
         images=public.images[torch.randperm(len(public.images), generator=torch.Generator().manual_seed(0))],
         alike=True,
@@ -56,39 +55,24 @@ def report_of(
         exhibits=_exhibits(both, samples, public, weights.weights),
         numbers=_shares(look, public, weights.weights),
         charts=(),
-        warnings=(*warnings, *([] if whose else [UNKNOWN])),
+        warnings=warnings,
         **{name: value for name, value in about.items() if name in ("title", "provenance", "before")},
     )
     held = {"run": PUBLIC, "label": PUBLIC, "guarantee": "public by declaration", "public": True}
     return dataclasses.replace(report, verdict=judged.verdict, coverage=judged.missed, runs=(*report.runs, held))
 
 
-UNKNOWN = (
-    "whose the public images are is not known (look.public.users): they were dealt to units by chance, and how classes"
-    " and numbers of images go together in a unit is not compared"
-)
-
-
-def _owners(public: PublicSet, each: int) -> tuple[torch.Tensor, bool]:
-    """Whose images they are; dealt by chance where that is not known."""
-    if public.owners is not None:
-        return public.owners, True
-    count = len(public.images)
-    dealt = torch.randperm(count, generator=torch.Generator().manual_seed(0)) % max(1, count // each)
-    return (dealt if each > 1 else torch.arange(count)), False
-
-
-def _sent(psi: Psi, public: PublicSet, owners: torch.Tensor, whose: bool) -> dict[str, np.ndarray]:
+def _sent(psi: Psi, public: PublicSet, owners: torch.Tensor) -> dict[str, np.ndarray]:
     """[units, numbers] by the block: what units of public images would send."""
     rows = tracing.readable_units(psi, public.images, owners)
     units = int(owners.max()) + 1
-    if whose and public.labels is not None and LABELS in psi.weights:
+    if public.labels is not None and LABELS in psi.weights:
         counts = torch.zeros(units, psi.classes).index_put_(
             (owners, public.labels), torch.ones(len(owners)), accumulate=True
         )
         shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
         rows[LABELS] = torch.stack([even(row) for row in shares]) if psi.several else shares
-    if whose and SIZE in psi.weights:
+    if SIZE in psi.weights:
         shown = owners.bincount(minlength=units).clamp(max=psi.examples)
         rows[SIZE] = torch.stack([size_of(torch.ones(int(count))).float() for count in shown])
     return {name: row.double().numpy() for name, row in rows.items()}

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 Amount = tuple[float, ...]
+LEAST_BLUR = 0.1  # pixels: less changes nothing
 COMPASS = ("right", "upper right", "top", "upper left", "left", "lower left", "bottom", "lower right")
 
 
@@ -148,6 +149,8 @@ def place(across: float, down: float) -> str:
 def blurred(x: torch.Tensor, amount: Amount) -> torch.Tensor:
     """By a normal kernel, of a standard deviation in percent of the side."""
     deviation = amount[0] / 100 * x.shape[-1]
+    if deviation < LEAST_BLUR:
+        return x
     reach = max(1, math.ceil(3 * deviation))
     reach = min(reach, x.shape[-1] - 1)
     numbers = torch.arange(-reach, reach + 1, dtype=x.dtype, device=x.device)

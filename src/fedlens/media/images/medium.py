@@ -36,6 +36,7 @@ from fedlens.models.gan import Gan
 from fedlens.models.looks import room as looks_room
 from fedlens.models.looks.psi import PREDICTED, Psi
 from fedlens.models.primary import open_primary
+from fedlens.privacy import Unit
 from fedlens.recipes.tables import Settings
 from fedlens.report.report import Report
 
@@ -78,9 +79,20 @@ class Images(Medium):
         except ValueError as error:
             problems.append(str(error))
         of_look = looks.problems(recipe) if self._one_look(recipe) else []
-        if recipe.task == T6 and not (self._one_look(recipe) and look(recipe).public and len(recipe.selections) == 1):
-            problems.append("task = 'T6' holds one look (algorithm = 'look') against look.public: one selection")
+        if recipe.task == T6:
+            problems += self._problems_of_t6(recipe)
         return problems + of_look + (looks.problems_of_start(recipe) if starts_from_look(recipe) else [])
+
+    def _problems_of_t6(self, recipe: Settings) -> list[str]:
+        named, unit = look(recipe).public, recipe.privacy.unit
+        if not (self._one_look(recipe) and named and len(recipe.selections) == 1):
+            return ["task = 'T6' holds one look (algorithm = 'look') against look.public: one selection"]
+        if not looks.readable(recipe):
+            return ["task = 'T6' compares what people read: look.readable must be above 0"]
+        # Dealt by chance, images of all would make units that are more alike than any are: they differ from everybody.
+        if unit != Unit.EXAMPLE and not named.users:
+            return [f"task = 'T6' holds {unit}s against those of look.public: give look.public.users, whose each is"]
+        return []
 
     def _one_look(self, recipe: Settings) -> bool:
         return (recipe.algorithm or self.algorithm(recipe)) == LOOK
@@ -152,6 +164,10 @@ class Images(Medium):
 
     def summary(self, recipe: Settings) -> dict[str, Any]:
         return {"critic": list(networks(recipe).critic_widths or ())}
+
+    def check_public(self, recipe: Settings) -> None:
+        if look(recipe).public:
+            public.whole(recipe) if recipe.task == T6 else public.examples(recipe)
 
     def check_room(self, recipe: Settings, room: int) -> None:
         if self._one_look(recipe) or starts_from_look(recipe):

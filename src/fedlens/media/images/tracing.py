@@ -14,7 +14,7 @@ from fedlens.models.looks.statistics import READABLE
 from fedlens.models.looks.two_sample import Directions, Group, Tested
 
 TRIED_ON = 512  # images
-COMBINED = 5  # families of which any two may have come together
+COMBINED = 4  # families of which any two may have come together
 REGION, STEPS = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
 REFINED = 2  # faults whose amounts are looked at more closely
 FINER = 13  # amounts between two neighbours of the best

@@ -22,6 +22,7 @@ from fedlens.core.trees import Tree
 COUNT, SPREAD = "count", "spread"  # blocks that every look has for these tests
 SURE = 2.0  # standard errors that are allowed for where a variance is itself known with noise
 LEVEL = 0.01  # of the test: so many of all pairs without a cause are said to differ
+FEW = 5  # units: with fewer, how much they vary is not told by them, and a test finds differences that are none
 CLEAR = 3.0  # standard errors: what a picture shows of a difference
 FAULTS = "faults"  # a row of the test: the direction of a known fault that shows the difference best
 Views = Mapping[str, Sequence[np.ndarray]]
@@ -110,14 +111,14 @@ class Group:
     def seen(cls, units: Mapping[str, np.ndarray]) -> "Group":
         """Of units that everybody may see: [units, numbers] by the block."""
         blocks = {
-            name: Block(
-                mean=rows.mean(0),
-                noise=0.0,
-                spread=float(rows.var(0, ddof=1 if len(rows) > 1 else 0).sum()) / len(rows),
-            )
-            for name, rows in units.items()
+            name: Block(mean=rows.mean(0), noise=0.0, spread=_varied(rows) / len(rows)) for name, rows in units.items()
         }
         return cls(blocks=blocks, count=float(len(next(iter(units.values())))), count_error=0.0)
+
+
+def _varied(rows: np.ndarray) -> float:
+    """How far a unit is from the mean, squared: as it was seen, or at most where a few units do not tell."""
+    return float(rows.var(0, ddof=1).sum()) if len(rows) >= FEW else 1.0
 
 
 def _squares(varying: Sequence[str], means: Mapping[str, np.ndarray], errors: Mapping[str, float]) -> dict[str, float]:
@@ -331,22 +332,39 @@ def power(change: Mapping[str, np.ndarray], share: float, comparison: Tested, mo
     `more` units in both groups.
     """
     best, level = 0.0, LEVEL / comparison.rows
+    scale = math.hypot(*(group.count_error for group in comparison.groups)) / more
     for name, whole in change.items():
         noise, spread = comparison.noise(name) / more, comparison.spread(name) / more
+        centre = _level(*(group.blocks[name] for group in comparison.groups)) + share * whole / 2
         tested = (np.eye(whole.size), *comparison.views[name])
         for view in tested:
-            best = max(best, _power(share * (view @ whole), noise, spread, level / (2 * len(tested))))
+            moved, length = share * (view @ whole), float(np.linalg.norm(view @ centre))
+            along = float(moved @ (view @ centre)) / max(length, 1e-300)
+            across = np.sqrt(max(0.0, float(moved @ moved) - along**2))
+            each = level / (2 * len(tested))
+            best = max(best, _power_along(along, noise, spread, scale * length, moved.size, each))
+            if moved.size > 1:
+                best = max(best, _power(across, moved.size - 1, noise, spread, each))
     return best
 
 
-def _power(moved: np.ndarray, noise: float, spread: float, level: float) -> float:
+def _power_along(moved: float, noise: float, spread: float, scale: float, size: int, level: float) -> float:
+    """Of the test of one number; it supposes that units vary in that direction alone, which is the worst."""
+    worst = math.sqrt(noise**2 + spread + scale**2)
+    error = math.sqrt(noise**2 + spread / size + scale**2)
+    if error == 0:
+        return float(moved != 0)
+    return float(stats.norm.sf((stats.norm.isf(level / 2) * worst - abs(moved)) / error))
+
+
+def _power(moved: float, size: int, noise: float, spread: float, level: float) -> float:
     """Of a test whose threshold supposes the worst, where units vary as much in one direction as in another."""
-    variance = noise**2 + spread / moved.size
+    variance = noise**2 + spread / size
     if variance == 0:
-        return float(np.any(moved != 0))
-    bound = _threshold(moved.size, round(spread / max(noise**2, 1e-12 * spread), 6), round(level, 12))
+        return float(moved != 0)
+    bound = _threshold(size, round(spread / max(noise**2, 1e-12 * spread), 6), round(level, 12))
     bound *= max(noise**2, 1e-12 * spread)
-    return float(stats.ncx2.sf(bound / variance, moved.size, float(moved @ moved) / variance))
+    return float(stats.ncx2.sf(bound / variance, size, moved**2 / variance))
 
 
 @functools.lru_cache(maxsize=4096)
