@@ -1,5 +1,6 @@
 """`fedlens reproduce` and `fedlens account`: our results, from scratch; and what published guarantees are worth."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -26,8 +27,8 @@ def reproduce(
     what: Annotated[
         str,
         Argument(
-            help="sensitivity, of MNIST by writer; text, of the speakers and the chat; generators, of looks; or"
-            " text-looks, of the speakers."
+            help="sensitivity, of MNIST by writer; text, of the speakers and the chat; generators, of looks;"
+            " image-looks or text-looks: what two of them find."
         ),
     ],
     out: Annotated[pathlib.Path | None, Option(help="What is there is not made again. Default: runs/WHAT.")] = None,
@@ -51,7 +52,21 @@ def reproduce(
     from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
-    known = *_TABLES, _GENERATORS, _TEXT_LOOKS
+    known = *_TABLES, def _of_image_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[list[dict[str, Any]], str]:
+    """Which faults do two looks at images find, and name? Parts: power, rare, clean, accuracy."""
+    from fedlens.core import files
+    from fedlens.experiments import findings
+
+    if unknown := set(names or ()) - set(findings.PARTS):
+        raise ValueError(f"Expected --row of {', '.join(findings.PARTS)}; got {', '.join(sorted(unknown))}.")
+    bench = findings.Bench(folder=_data_folder(), out=out, say=aside)
+    parts = {part: bench.kept(part) for part in names or findings.PARTS}
+    tables = "\n".join(f"{part}\n\n{findings.table(lines)}" for part, lines in parts.items())
+    files.write(out / "table.md", tables)
+    return [dataclasses.asdict(line) | {"part": part} for part, lines in parts.items() for line in lines], tables
+
+
+_GENERATORS, _IMAGE_LOOKS, _TEXT_LOOKS
     if what not in known:
         raise ValueError(f"Expected {', '.join(known[:-1])} or {known[-1]} to reproduce, got {what!r}.")
     out = out or pathlib.Path("runs", what)
@@ -61,6 +76,9 @@ def reproduce(
         work = _work(out, where, tune, sets or [])
         results, tables = _of_generators(work, names, until if train else 0.0, diagnose, classifiers)
         say(results, tables, as_json)
+        return
+    if what == _IMAGE_LOOKS:
+        say(*_of_image_looks(out, names), as_json)
         return
     if what == _TEXT_LOOKS:
         say(*_of_text_looks(out, names), as_json)
@@ -135,12 +153,17 @@ def _of_text(results: list[dict[str, Any]], chosen: "Sequence[Row]", out: pathli
     return "\n".join([text.table(results), *filled])
 
 
-def _work(out: pathlib.Path, device: str, tune: bool, sets: "Sequence[str]") -> "Bench":
-    from fedlens.experiments import generators
-
+def _data_folder() -> pathlib.Path:
     folder = pathlib.Path(os.path.expandvars("$FEDLENS_DATA"))
     if not folder.is_dir():
         raise ValueError("Expected FEDLENS_DATA to name the folder of the data.")
+    return folder
+
+
+def _work(out: pathlib.Path, device: str, tune: bool, sets: "Sequence[str]") -> "Bench":
+    from fedlens.experiments import generators
+
+    folder = _data_folder()
     place = out / "tuning" if tune else out
     return generators.Bench(out=place, folder=folder, device=device, tuning=tune, sets=tuple(sets), say=aside)
 
@@ -164,7 +187,7 @@ def _of_generators(
     return results, tables
 
 
-_GENERATORS, _TEXT_LOOKS = "generators", "text-looks"
+_GENERATORS, _IMAGE_LOOKS, _TEXT_LOOKS = "generators", "image-looks", "text-looks"
 # By what is reproduced: its rows, and the tables that are made of what came out.
 _TABLES = {"sensitivity": (_rows_of_images, _of_images), "text": (_rows_of_text, _of_text)}
 

@@ -7,6 +7,7 @@ of them, adds up what is sent, and adds noise as the plan of a real recipe says.
 import dataclasses
 import functools
 import itertools
+import json
 import math
 import pathlib
 from collections import Counter
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from fedlens.core import arrayfiles
+from fedlens.core import arrayfiles, files
 from fedlens.experiments.drawing import markdown
 from fedlens.media.images import families, tracing
 from fedlens.media.images.faults import FAULTS
@@ -510,3 +511,56 @@ def table(lines: Sequence[Counted]) -> str:
         rows.setdefault((line.data, line.fault), {})[line.epsilon] = cell
     columns = ("data", "fault", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
     return markdown(columns, [[*key, *(cells.get(e, "–") for e in epsilons)] for key, cells in rows.items()])
+
+
+# All of them
+
+
+CLEAN_DRAWS = 1000
+PLANTED_DRAWS = 20
+HARD_TO_READ = ("inverted", "rotated-90", "blurred", "noisy", "dead-band", "shifted")  # by a classifier
+PARTS = ("power", "rare", "clean", "accuracy")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where data lie, and where results go."""
+
+    folder: pathlib.Path
+    out: pathlib.Path
+    say: Callable[[str], None] = print
+
+    @property
+    def cache(self) -> pathlib.Path:
+        return self.out / "means"
+
+    @functools.cached_property
+    def sets(self) -> dict[str, tuple[People, People]]:
+        """Whose images are looked at, and whose are public."""
+        others, clothes = writers(self.folder, "test"), fashion(self.folder, "test")
+        return {
+            "writers": (writers(self.folder, "train"), others),
+            "fashion": (fashion(self.folder, "train"), clothes),
+            "digits, dealt": (digits(self.folder), others),
+            "strokes": (procedural(), others),
+        }
+
+    def lines(self, part: str) -> list[Counted]:
+        real = [self.sets[name] for name in ("writers", "fashion")]
+        if part == "power":
+            return [line for pair in real for line in power(*pair, 1.0, EPSILONS, self.cache)]
+        if part == "rare":
+            return [line for pair in real for line in power(*pair, RARE, (2.0, 1.0), self.cache)]
+        if part == "clean":
+            return [clean_splits(*pair, 1.0, self.cache, CLEAN_DRAWS) for pair in self.sets.values()]
+        clean = [by_accuracy(*pair, None, 1.0, self.cache, CLEAN_DRAWS) for pair in real]
+        faults = [fault for fault in LISTED if fault.name in HARD_TO_READ]
+        return clean + [by_accuracy(*real[0], fault, 1.0, self.cache, PLANTED_DRAWS) for fault in faults]
+
+    def kept(self, part: str) -> list[Counted]:
+        """What was counted before is not counted again."""
+        path = self.out / f"{part}.json"
+        if not path.exists():
+            self.say(f"{part}: minutes on two cores")
+            files.write(path, json.dumps([dataclasses.asdict(line) for line in self.lines(part)], indent=1))
+        return [Counted(**row) for row in json.loads(path.read_text())]
