@@ -52,21 +52,7 @@ def reproduce(
     from fedlens.experiments import trials
     from fedlens.runs.run import default_device
 
-    known = *_TABLES, def _of_image_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[list[dict[str, Any]], str]:
-    """Which faults do two looks at images find, and name? Parts: power, rare, clean, accuracy."""
-    from fedlens.core import files
-    from fedlens.experiments import findings
-
-    if unknown := set(names or ()) - set(findings.PARTS):
-        raise ValueError(f"Expected --row of {', '.join(findings.PARTS)}; got {', '.join(sorted(unknown))}.")
-    bench = findings.Bench(folder=_data_folder(), out=out, say=aside)
-    parts = {part: bench.kept(part) for part in names or findings.PARTS}
-    tables = "\n".join(f"{part}\n\n{findings.table(lines)}" for part, lines in parts.items())
-    files.write(out / "table.md", tables)
-    return [dataclasses.asdict(line) | {"part": part} for part, lines in parts.items() for line in lines], tables
-
-
-_GENERATORS, _IMAGE_LOOKS, _TEXT_LOOKS
+    known = *_TABLES, _GENERATORS, _IMAGE_LOOKS, _TEXT_LOOKS
     if what not in known:
         raise ValueError(f"Expected {', '.join(known[:-1])} or {known[-1]} to reproduce, got {what!r}.")
     out = out or pathlib.Path("runs", what)
@@ -185,6 +171,20 @@ def _of_generators(
     tables = generators.table(results)
     files.write(work.out / "table.md", tables)
     return results, tables
+
+
+def _of_image_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[list[dict[str, Any]], str]:
+    """Which faults do two looks at images find, and name? Parts: power, rare, clean, accuracy."""
+    from fedlens.core import files
+    from fedlens.experiments import findings
+
+    if unknown := set(names or ()) - set(findings.PARTS):
+        raise ValueError(f"Expected --row of {', '.join(findings.PARTS)}; got {', '.join(sorted(unknown))}.")
+    bench = findings.Bench(folder=_data_folder(), out=out, say=aside)
+    parts = {part: bench.kept(part) for part in names or findings.PARTS}
+    tables = "\n".join(f"{part}\n\n{findings.table(lines)}" for part, lines in parts.items())
+    files.write(out / "table.md", tables)
+    return [dataclasses.asdict(line) | {"part": part} for part, lines in parts.items() for line in lines], tables
 
 
 _GENERATORS, _IMAGE_LOOKS, _TEXT_LOOKS = "generators", "image-looks", "text-looks"
