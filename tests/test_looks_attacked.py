@@ -10,8 +10,13 @@ from command_line import fedlens
 
 from fedlens.data import selection
 from fedlens.data.population import Population
+from fedlens.media.images import differences, tracing
 from fedlens.models.classifier import ConvClassifier, Primary
+from fedlens.models.looks.fitting import Release
+from fedlens.models.looks.moments import Moments
+from fedlens.models.looks.psi import PREDICTED, Psi
 from fedlens.models.looks.shapes import drawn
+from fedlens.models.looks.statistics import READABLE
 from fedlens.models.looks.two_sample import Group, two_groups
 from fedlens.models.primary import open_primary
 
@@ -92,6 +97,16 @@ def test_a_report_whose_look_is_as_it_was_is_made_again(tmp_path):
     assert json.loads((found / "report.json").read_text())["differences"] == before["differences"]
 
 
+def test_a_run_whose_public_file_was_exchanged_does_not_go_on(tmp_path):
+    public = public_set(tmp_path / "public.npz")
+    assert against(tmp_path, public).code == 0
+    (run_of(tmp_path) / "MANIFEST.json").unlink()
+    public_set(public, y=np.zeros(400, np.int64))
+    done = fedlens("run", "--resume", run_of(tmp_path))
+    assert done.code == 2
+    assert "a public file it names, has changed" in done.err
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -141,3 +156,32 @@ def test_a_few_public_units_do_not_tell_how_much_all_vary(units):
         few, others = Group.seen({"a": drawn_alike[start : start + units]}), Group.seen({"a": drawn_alike})
         alike += two_groups((few, others), {"a": ()}).differ
     assert alike == 0
+
+
+@pytest.mark.parametrize(("classes", "judged"), [(200, True), (3000, False)])
+def test_very_many_classes_do_not_fill_the_memory_of_who_reports(classes, judged):
+    """200 classes with predictions took 12 GB, after all was spent; and a small file may say any number of them."""
+    psi = Psi(body=Moments(side=SIDE, frequencies=4), classes=classes, judged=judged)
+    blocks = {name: torch.full(shape, 0.01) for name, shape in psi.shapes.items()}
+    group = Group.of(Release(psi=psi, blocks=blocks, noise=0.001, units=100.0))
+    traces = tracing.of_labels(psi, [group, group])
+    assert traces
+    assert sum(rows.size for trace in traces for rows in trace.moves.values()) <= 2 * tracing.MOST_NUMBERS
+
+
+def test_what_is_told_of_predictions_fills_no_memory_either():
+    """Of 200 classes 13 GB."""
+    psi = Psi(body=Moments(side=SIDE, frequencies=4), classes=60, judged=True)
+    told = differences.numbers(psi, PREDICTED)
+    assert [int(one.weights.argmax()) for one in told[::599]] == list(range(0, 3600, 599))
+    assert all(one.weights.sum() == 1 for one in told)
+    assert len({id(one.weights.base) for one in told}) == 1
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_pixels_that_are_no_numbers_raise_nothing(name):
+    """An error would have a whole chunk asked again, one by one, which rounds otherwise: a unit would move others."""
+    images = drawn(3, SIDE, 1).clone()
+    images[1, 0, 2, 2] = torch.nan
+    block = READABLE[name](images)
+    assert block.isfinite().all(1).tolist() == [True, False, True]

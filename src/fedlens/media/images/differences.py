@@ -197,10 +197,12 @@ def _directions(psi: Psi) -> Iterator[Number]:
 
 
 def _plain(psi: Psi, name: str, says: Sequence[str]) -> Iterator[Number]:
-    """Blocks that are read as they are."""
+    """Blocks that are read as they are: every number sees a 1 in its own place of one and the same row."""
+    size = len(says)
+    row = np.zeros(2 * size - 1)
+    row[size - 1] = 1.0
     for at, what in enumerate(says):
-        weights = np.zeros(len(says))
-        weights[at] = 1.0
+        weights = row[size - 1 - at : 2 * size - 1 - at]
         yield Number(weights=weights, start=0.0, more=f"more {what}", less=f"fewer {what}", percent=False)
 
 

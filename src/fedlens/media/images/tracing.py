@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ FINER = 13  # amounts between two neighbours of the best
 ALONE = 0.75  # of a difference: one fault that explains more of it leaves no room for a second
 RARER = 0.01  # how much less likely two faults are than one
 CLASS_SHARES = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.6)  # that a class may have
+MOST_NUMBERS = 2**26  # of what is tried on labels: half a gigabyte
 Moves = dict[str, np.ndarray]
 
 
@@ -139,7 +141,10 @@ def explanation(tested: Tested, traces: Sequence[Trace], tried: Tried, misfit: f
 
 
 def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
-    """Classes that trade places, and more or fewer of a class: told from what both groups have in common."""
+    """Classes that trade places, and more or fewer of a class: told from what both groups have in common.
+
+    Of very many classes not every two are tried, and perhaps no shares: a file's header may say any number.
+    """
     there = [name for name in (LABELS, PREDICTED) if all(name in group.blocks for group in groups)]
     if not there:
         return []
@@ -147,14 +152,17 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
     every = list(range(psi.classes))
     neighbours = [label ^ 1 if (label ^ 1) < psi.classes else label for label in every]
     orders: list[tuple[Amount, list[int]]] = [((-1.0, -1.0), neighbours), ((-2.0, -2.0), every[-1:] + every[:-1])]
-    for one, other in itertools.combinations(every, 2):
+    still = {name: psi.shapes[name][0] for name in (*psi.varying, SIZE) if name in psi.weights}
+    each = sum(row.size for row in shown.values()) + sum(still.values())
+    few = math.comb(psi.classes, 2) * each <= MOST_NUMBERS
+    for one, other in itertools.combinations(every, 2) if few else ():
         order = every.copy()
         order[one], order[other] = other, one
         orders.append(((float(one), float(other)), order))
-    still = {name: psi.shapes[name][0] for name in (*psi.varying, SIZE) if name in psi.weights}
     swapped = {name: np.stack([_ordered(row, order) - row for _, order in orders]) for name, row in shown.items()}
+    told = LABELS in shown and len(CLASS_SHARES) * psi.classes**2 <= MOST_NUMBERS
     amounts = [(float(label), share) for label in every for share in CLASS_SHARES]
-    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if LABELS in shown else None
+    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if told else None
     return [
         Trace(
             kind="labels-swapped",

@@ -45,8 +45,9 @@ def intensity(images: torch.Tensor) -> torch.Tensor:
 
     A pixel between two levels counts for both, by how near it is: what is a little brighter differs a little.
     """
-    place = ((images + 1) * ((_LEVELS - 1) / 2)).nan_to_num(0.0).clamp(0, _LEVELS - 1).flatten(2)  # NaN is no place
-    low = place.floor().clamp(max=_LEVELS - 2)
+    place = ((images + 1) * ((_LEVELS - 1) / 2)).clamp(0, _LEVELS - 1).flatten(2)
+    # A place that is no number would be no index: on a GPU that ends the process. Its share is no number all the same.
+    low = place.nan_to_num().floor().clamp(max=_LEVELS - 2)
     # Whole parts of 256 add up exactly in any order, so that sums on a GPU are the same each time.
     part, low = ((place - low) * 256).round() / 256, low.long()
     none = images.new_zeros(*images.shape[:2], _LEVELS)
