@@ -14,10 +14,10 @@ from fedlens.media.images import differences, tracing
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.looks.fitting import Release
 from fedlens.models.looks.moments import Moments
-from fedlens.models.looks.psi import PREDICTED, Psi
+from fedlens.models.looks.psi import LABELS, PREDICTED, Psi
 from fedlens.models.looks.shapes import drawn
 from fedlens.models.looks.statistics import READABLE
-from fedlens.models.looks.two_sample import Group, two_groups
+from fedlens.models.looks.two_sample import Block, Group, two_groups
 from fedlens.models.primary import open_primary
 
 SIDE = 8
@@ -185,3 +185,21 @@ def test_pixels_that_are_no_numbers_raise_nothing(name):
     images[1, 0, 2, 2] = torch.nan
     block = READABLE[name](images)
     assert block.isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("noises", [(0.02, 0.2), (0.2, 0.02)])
+def test_the_noise_of_a_group_is_not_looked_for_in_its_own_direction(noises):
+    """Of 300 users against 30, in 40 classes, 34 of 400 draws were said to differ at a level of 1%, for no cause."""
+    psi, rng = Psi(body=Moments(side=SIDE, frequencies=4), classes=40), np.random.default_rng(0)
+    alike = np.full(40, 40**-0.5)
+
+    def group(noise):
+        released = Block(mean=alike + noise * rng.standard_normal(40), noise=noise, spread=0.0)
+        return Group(blocks={LABELS: released}, count=100.0, count_error=0.0)
+
+    alarms = 0
+    for _ in range(100):
+        groups = group(noises[0]), group(noises[1])
+        along = {LABELS: tracing.directions(tracing.of_labels(psi, groups))[LABELS]}
+        alarms += two_groups(groups, {LABELS: ()}, along).differ
+    assert alarms <= 4

@@ -12,14 +12,20 @@ from fedlens.media.images.families import Amount, Family, families
 from fedlens.models.looks.explaining import Candidate, Explanation, Trace, explained
 from fedlens.models.looks.psi import LABELS, PREDICTED, SIZE, Psi
 from fedlens.models.looks.statistics import READABLE
-from fedlens.models.looks.two_sample import Directions, Group, Tested
+from fedlens.models.looks.two_sample import Directions, Group, Tested, common
 
 TRIED_ON = 512  # images
+<<<<<<< HEAD
 COMBINED = 4  # families of which any two may have come together
 REGION, STEPS = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
 REFINED = 2  # faults whose amounts are looked at more closely
 FINER = 13  # amounts between two neighbours of the best
 ALONE = 0.75  # of a difference: one fault that explains more of it leaves no room for a second
+=======
+COMBINED = 5  # families of which any two may have come together
+CLASS_SHARE = "class-share"
+REGION, FINER = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
+>>>>>>> attack2
 RARER = 0.01  # how much less likely two faults are than one
 CLASS_SHARES = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.6)  # that a class may have
 MOST_NUMBERS = 2**26  # of what is tried on labels: half a gigabyte
@@ -178,7 +184,7 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
 def _class_shares(healthy: np.ndarray, amounts: Sequence[Amount]) -> Trace:
     """Of images they say nothing: those of a class differ from the rest."""
     return Trace(
-        kind="class-share",
+        kind=CLASS_SHARE,
         amounts=tuple(amounts),
         moves={LABELS: np.stack([_with_share(healthy, *amount) - healthy for amount in amounts])},
         says=lambda a: f"{'no' if a[1] == 0 else f'{a[1]:.0%} of the'} images are of class {a[0]:.0f}",
@@ -188,8 +194,8 @@ def _class_shares(healthy: np.ndarray, amounts: Sequence[Amount]) -> Trace:
 
 
 def _level(groups: Sequence[Group], name: str) -> np.ndarray:
-    mean: np.ndarray = np.mean([group.blocks[name].mean for group in groups], axis=0)
-    return mean.clip(min=0)
+    one, other = (group.blocks[name] for group in groups)
+    return common(one, other).clip(min=0)
 
 
 def _ordered(block: np.ndarray, order: Sequence[int]) -> np.ndarray:
@@ -214,7 +220,11 @@ def _swap_words(amount: Amount) -> str:
 
 
 def directions(tried: Sequence[Trace]) -> Directions:
-    """All moves, as rows: where a difference is looked for. Of a block that a fault says nothing about, none."""
+    """All moves, as rows: where a difference is looked for. Of a block that a fault says nothing about, none.
+
+    Those of shares of a class start from what was released of one group, with its noise: they would find that again.
+    """
+    tried = [trace for trace in tried if trace.kind != CLASS_SHARE]
     sizes = {name: rows.shape[1] for trace in tried for name, rows in trace.moves.items()}
     rows = {
         name: np.concatenate([trace.moves.get(name, np.zeros((len(trace.amounts), size))) for trace in tried])

@@ -244,14 +244,14 @@ def _holm(ps: Sequence[float]) -> list[float]:
 def _difference(name: str, groups: tuple[Group, Group], views: Sequence[np.ndarray]) -> Difference:
     one, other = (group.blocks[name] for group in groups)
     noise, spread = math.hypot(one.noise, other.noise), one.spread + other.spread
-    numbers, level = one.mean - other.mean, _level(one, other)
+    numbers, level = one.mean - other.mean, common(one, other)
     scale = math.hypot(groups[0].count_error, groups[1].count_error)  # by as much both means may be off as a whole
     ps = [_p(view @ numbers, view @ level, noise, spread, scale) for view in (np.eye(numbers.size), *views)]
     p = min(1.0, min(ps) * len(ps))
     return Difference(name=name, numbers=numbers, error=math.sqrt(noise**2 + spread), p=p)
 
 
-def _level(one: Block, other: Block) -> np.ndarray:
+def common(one: Block, other: Block) -> np.ndarray:
     """What both means share, weighted such that its noise tells nothing about the noise in their difference."""
     weight = other.noise**2 / (one.noise**2 + other.noise**2) if one.noise or other.noise else 0.5
     level: np.ndarray = weight * one.mean + (1 - weight) * other.mean
@@ -289,7 +289,7 @@ def _along(groups: tuple[Group, Group], directions: Directions) -> float:
         noise, spread = math.hypot(one.noise, other.noise), one.spread + other.spread
         weighted = rows / max(noise**2 + spread, 1e-300)
         products = products + weighted @ (one.mean - other.mean)
-        levels = levels + weighted @ _level(one, other)
+        levels = levels + weighted @ common(one, other)
         lengths = np.linalg.norm(weighted, axis=1)
         variances = variances + (lengths * noise) ** 2
         spreads = spreads + lengths * math.sqrt(spread)  # all of it in this direction, and together: the worst case
