@@ -15,17 +15,12 @@ from fedlens.models.looks.statistics import READABLE
 from fedlens.models.looks.two_sample import Directions, Group, Tested, common
 
 TRIED_ON = 512  # images
-<<<<<<< HEAD
 COMBINED = 4  # families of which any two may have come together
 REGION, STEPS = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
 REFINED = 2  # faults whose amounts are looked at more closely
 FINER = 13  # amounts between two neighbours of the best
 ALONE = 0.75  # of a difference: one fault that explains more of it leaves no room for a second
-=======
-COMBINED = 5  # families of which any two may have come together
 CLASS_SHARE = "class-share"
-REGION, FINER = "region", (-2 / 28, -1 / 28, 0.0, 1 / 28, 2 / 28)
->>>>>>> attack2
 RARER = 0.01  # how much less likely two faults are than one
 CLASS_SHARES = (0.0, 0.02, 0.05, 0.08, 0.1, 0.12, 0.15, 0.2, 0.3, 0.4, 0.6)  # that a class may have
 MOST_NUMBERS = 2**26  # of what is tried on labels: half a gigabyte
@@ -166,9 +161,9 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
         order[one], order[other] = other, one
         orders.append(((float(one), float(other)), order))
     swapped = {name: np.stack([_ordered(row, order) - row for _, order in orders]) for name, row in shown.items()}
-    told = LABELS in shown and len(CLASS_SHARES) * psi.classes**2 <= MOST_NUMBERS
+    shares = LABELS in shown and len(CLASS_SHARES) * psi.classes**2 <= MOST_NUMBERS
     amounts = [(float(label), share) for label in every for share in CLASS_SHARES]
-    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if told else None
+    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if shares else None
     return [
         Trace(
             kind="labels-swapped",

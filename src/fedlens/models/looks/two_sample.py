@@ -335,7 +335,7 @@ def power(change: Mapping[str, np.ndarray], share: float, comparison: Tested, mo
     scale = math.hypot(*(group.count_error for group in comparison.groups)) / more
     for name, whole in change.items():
         noise, spread = comparison.noise(name) / more, comparison.spread(name) / more
-        centre = _level(*(group.blocks[name] for group in comparison.groups)) + share * whole / 2
+        centre = common(*(group.blocks[name] for group in comparison.groups)) + share * whole / 2
         tested = (np.eye(whole.size), *comparison.views[name])
         for view in tested:
             moved, length = share * (view @ whole), float(np.linalg.norm(view @ centre))
