@@ -23,6 +23,7 @@ from fedlens.algorithms import (
     Asked,
     FedAvg,
     FedAvgGan,
+    FeedbackGan,
     HeadCount,
     HeavyWords,
     Ngrams,
@@ -51,8 +52,9 @@ from fedlens.models.looks.psi import Psi
 from fedlens.models.looks.sentences import as_symbols
 from fedlens.models.looks.texts import TextPsi
 from fedlens.models.lstm import LanguageModel
+from fedlens.models.projection import ProjectionCritic, ResidualGenerator
 from fedlens.models.words import Vocabulary, spelled
-from fedlens.privacy import Balanced, Everyone, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
+from fedlens.privacy import Balanced, Everyone, FixedSize, L2Clip, Plan, Poisson, RowClip, TopKSign, Unit, UpdateAndBit
 
 # Toys of what is to come
 
@@ -197,7 +199,7 @@ class Case:
     algorithm: Algorithm
     population: Population
     bound: L2Clip | UpdateAndBit | RowClip | TopKSign
-    sampling: Everyone | Poisson | Balanced = EVERYONE
+    sampling: Everyone | Poisson | Balanced | FixedSize = EVERYONE
     unit: Unit = Unit.USER
     releases: int = 3
     exact: bool = False  # whether vectorised is one by one to the last bit
@@ -210,6 +212,7 @@ class Case:
             releases=self.releases,
             expected_contributors=3.0,
             unit=self.unit,
+            shards=self.population.shards,
         )
 
     def memory(self) -> Memory:
@@ -275,14 +278,22 @@ TRAINING = {"batch": 2, "local_steps": 2, "local_rate": 0.05}
 ADAPTIVE = AdaptiveClip(start=0.05, bit=0.3)
 
 
+PROJECTED = Gan(
+    generator=ResidualGenerator(side=8, latent=4, width=6, classes=2),
+    critic=ProjectionCritic(side=8, widths=(4, 6), classes=2),
+)
+VOTING = TopKSign(k=5, rows=4)
+FEEDBACK = {"batch": 4, "asks": 1, "examples": 5, "local": Sgd(rate=0.05)}
+
+
 def asked(network, clip=None, **training):
     """As a recipe would ask: with more than any one algorithm uses."""
     everything = {"epochs": 1, "decay": 0.01, "generator_steps": 2, "generator_batch": 4} | TRAINING
     everything |= {"server": Sgd(rate=1.0, momentum=0.5), "generator": Adam(rate=0.01)}
-    plan = Plan(
-        sampling=Everyone(), bound=L2Clip(norm=1.0), noise_multiplier=2.0, releases=1, expected_contributors=50.0
-    )
-    return Asked(network=network, plan=plan, training=everything | training, adaptive=clip, seed=3)
+    bound = clip if isinstance(clip, TopKSign) else L2Clip(norm=1.0)
+    plan = Plan(sampling=Everyone(), bound=bound, noise_multiplier=2.0, releases=1, expected_contributors=50.0)
+    adaptive = clip if isinstance(clip, AdaptiveClip) else None
+    return Asked(network=network, plan=plan, training=everything | training, adaptive=adaptive, seed=3)
 
 
 CASES = {
@@ -294,6 +305,25 @@ CASES = {
         population=pictures().by_example(),
         bound=UpdateAndBit(bit=0.3),
         sampling=Poisson(rate=0.5, population=17),
+        unit=Unit.EXAMPLE,
+    ),
+    "feedback-gan, users in turn": lambda: Case(
+        algorithm=FeedbackGan.configured(asked(PROJECTED, **FEEDBACK, warm_steps=2)),
+        population=labelled(),
+        bound=RowClip(row_norm=0.1, rows=4),
+        sampling=Balanced(groups=2, population=7),
+    ),
+    "feedback-gan, a hidden shard for each image": lambda: Case(
+        algorithm=FeedbackGan.configured(asked(PROJECTED, **FEEDBACK | {"asks": 2}, all_learn=True)),
+        population=labelled().by_example().dealt(4, key=1),
+        bound=RowClip(row_norm=0.1, rows=2),
+        sampling=FixedSize(size=1, population=4),
+        unit=Unit.EXAMPLE,
+    ),
+    "feedback-gan, votes of all shards": lambda: Case(
+        algorithm=FeedbackGan.configured(asked(GAN, VOTING, **FEEDBACK, entropy=True)),
+        population=pictures().by_example().dealt(4, key=1),
+        bound=VOTING,
         unit=Unit.EXAMPLE,
     ),
     "fedavg": lambda: Case(

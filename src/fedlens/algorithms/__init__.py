@@ -7,6 +7,7 @@ from typing import Any
 from fedlens.algorithms.clipping import AdaptiveClip
 from fedlens.algorithms.fedavg import FedAvg
 from fedlens.algorithms.fedavg_gan import FedAvgGan
+from fedlens.algorithms.feedback_gan import FeedbackGan
 from fedlens.algorithms.head_count import HeadCount
 from fedlens.algorithms.heavy_words import HeavyWords
 from fedlens.algorithms.histogram import AccuracyHistogram
@@ -22,6 +23,7 @@ _TRAINABLE = {
     "fedavg": "FedAvg",
     "ngrams": "Ngrams",
     "look": "OneLook",
+    "feedback_gan": "FeedbackGan",
 }
 _kinds = (getattr(importlib.import_module(f"{__name__}.{file}"), kind) for file, kind in _TRAINABLE.items())
 ALGORITHMS: dict[str, type[Trainable]] = {kind.name: kind for kind in _kinds}
@@ -43,6 +45,7 @@ __all__ = [
     "Asked",
     "FedAvg",
     "FedAvgGan",
+    "FeedbackGan",
     "HeadCount",
     "HeavyWords",
     "Ngrams",

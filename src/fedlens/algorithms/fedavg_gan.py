@@ -7,7 +7,6 @@ for the paper's pair; the users of a round share them); and the server's step ma
 
 import dataclasses
 import functools
-import hashlib
 from typing import ClassVar
 
 import torch
@@ -19,7 +18,7 @@ from fedlens.core import trees
 from fedlens.core.replay import Replayed
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute
-from fedlens.models.gan import Gan
+from fedlens.models.gan import Gan, round_seed
 
 PLAIN = Sgd(rate=1.0)  # the paper's server step and generator step
 GENERATOR = Sgd(rate=5e-3)
@@ -65,7 +64,7 @@ class FedAvgGan(ManyReleases):
             fake, share = message["fakes"][step, : len(real)], message["shares"][step, : len(real)]
             mixed = real + share[:, None, None, None] * (fake - real)
             weight = mask / mask.sum().clamp(min=1.0)  # a batch without examples moves nothing
-            slope = self.gan.critic.gradient(critic, real, fake, mixed, weight, self.gan.penalty)
+            slope = self.gan.plain[1].gradient(critic, real, fake, mixed, weight, self.gan.penalty)
             if self.decay:
                 slope = trees.add(slope, trees.scaled(critic, self.decay * (mask.sum() > 0)))
             critic = trees.add(critic, slope, -self.local_rate)
@@ -89,7 +88,7 @@ class FedAvgGan(ManyReleases):
 
     def round(self, state: Tree) -> tuple[Tree, Answered]:
         """One round: the message, and what follows from its answer; both draw from the round's public randomness."""
-        rng = torch.Generator().manual_seed(_round_seed(self.seed, int(state["round"])))
+        rng = torch.Generator().manual_seed(round_seed(self.seed, int(state["round"])))
         return self.message(state, rng), lambda mean: self._advanced(state, mean, rng)
 
     def _advanced(self, state: Tree, mean: Tree, rng: torch.Generator) -> Tree:
@@ -141,7 +140,3 @@ def _generator_steps(algorithm: FedAvgGan) -> Replayed:
         return trees.joined(generator=params, generator_slots=slots)
 
     return Replayed(steps)
-
-
-def _round_seed(seed: int, round_number: int) -> int:
-    return int.from_bytes(hashlib.sha256(f"round {seed} {round_number}".encode()).digest()[:7], "big")

@@ -105,6 +105,10 @@ class Trainable(Algorithm, Protocol):
     options: ClassVar[frozenset[str]]  # of a recipe's [training] that it uses
 
     @classmethod
+    def rows(cls, training: Mapping[str, Any], /) -> int | None:
+        """Of what a unit sends, if each row is bounded by itself, with these options; None: bounded as a whole."""
+
+    @classmethod
     def configured(cls, asked: Asked, /) -> Self:
         """As a recipe asks for it."""
 
@@ -124,7 +128,15 @@ class Unseeded:
         return self
 
 
-class ManyReleases(Forgetful):
+class OneNorm:
+    """What a unit sends is bounded as a whole."""
+
+    @classmethod
+    def rows(cls, training: Mapping[str, Any]) -> int | None:
+        return None
+
+
+class ManyReleases(Forgetful, OneNorm):
     """Asks the same question in every round."""
 
     def run(self: Algorithm, curator: Curator, state: Tree) -> Iterator[Tree]:
@@ -135,7 +147,7 @@ class ManyReleases(Forgetful):
             yield (state := answered(curator.noisy_mean(contribute, message)))
 
 
-class OneRelease(Forgetful, Unseeded):
+class OneRelease(Forgetful, Unseeded, OneNorm):
     """Asks one question, and is done: its state is the answer."""
 
     def message(self) -> Tree:

@@ -26,9 +26,14 @@ def settings(algorithm: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(algorithm, field.name)) for field in dataclasses.fields(algorithm)}
 
 
+def described(value: Any) -> dict[str, Any]:
+    """The settings of what may be one of several kinds."""
+    return {"kind": type(value).__name__} | settings(value)
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {"kind": type(value).__name__} | settings(value)
+        return described(value)
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
     if value is None or type(value) in (bool, int, str):

@@ -8,7 +8,6 @@ import torch
 from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute
-from fedlens.privacy import Bound
 
 Run = Callable[[Contribute, Tree, Tree, Tree, Tree], tuple[Tree, Tree]]
 Summed = tuple[Tree, Tree]
@@ -41,7 +40,7 @@ class Work:
     """What a round asks of every unit: contribute, be bounded, be cut to the grid, be added up."""
 
     contribute: Contribute
-    bound: Bound
+    bound: Callable[[Tree], Tree]  # a `Bound`
     grid: float
 
     def steps(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:

@@ -24,6 +24,12 @@ class Curator(Protocol):
         Formal guarantee: the answer is one release of the plan, charged before any private byte is read.
         """
 
+    def remember(self, contribute: Contribute, message: Tree) -> None:
+        """Every unit does this for itself, and keeps what comes of it. Nothing comes back, so that nothing is charged.
+
+        Formal guarantee: what a unit keeps follows from its own data and from messages, and leaves it by `noisy_mean`.
+        """
+
 
 class Curators(Protocol):
     """Several curators that are asked at once."""

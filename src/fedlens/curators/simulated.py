@@ -47,6 +47,7 @@ class Question:
     message: Tree
     cohort: np.ndarray
     shape: Tree
+    kept: bool = True  # whether units keep what comes of it
 
 
 class SimulatedCurator:
@@ -71,12 +72,9 @@ class SimulatedCurator:
             raise ValueError("Expected the account to say whether the randomness is simulated.")
         if (plan.unit == Unit.EXAMPLE) != population.by_examples:
             raise ValueError(f"Expected data with the units of the plan ({plan.unit}): see Population.by_example.")
+        if plan.shards != population.shards:
+            raise ValueError("Expected data in the shards of the plan: see Population.dealt.")
         self._memory = memory if isinstance(memory, Memory) else Memory(memory or {})
-        if self._memory and plan.sampling.displaces:
-            raise ValueError(
-                "Expected no memory under a sampler that displaces units: whom we push out would remember it in later"
-                " releases. Take everyone, a balanced schedule, or Poisson without a cap."
-            )
         if self._memory and len(self._memory) != len(population):
             raise ValueError("Expected a row of memory for every unit, and no others.")
         plan.sampling.check(len(population), population.selected)
@@ -115,6 +113,20 @@ class SimulatedCurator:
         question = self._asked(contribute, message)
         return self._released(self._bounded_sum(question), question.name)
 
+    def remember(self, contribute: Contribute, message: Tree) -> None:
+        """Every unit does this for itself and keeps what comes of it. Nothing is sent, so that nothing is charged.
+
+        What `contribute` would send is dropped unseen, whatever it is.
+        """
+        if self.remaining <= 0:
+            raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
+        message = self._sent(message)
+        work = Work(contribute=contribute, bound=_nothing, grid=self._plan.grid)
+        shape = self._shape(work, message)
+        everyone = np.arange(len(self._population))
+        name = self._query(contribute, message, " remembered")
+        self._bounded_sum(Question(name=name, work=work, message=message, cohort=everyone, shape=shape))
+
     def _asked(self, contribute: Contribute, message: Tree, how: str = "") -> Question:
         """Charges for one release and draws its cohort: from here on it is spent, whatever happens."""
         if self.remaining <= 0:
@@ -126,7 +138,10 @@ class SimulatedCurator:
             query = f"{self._lasting(shape)}/{query}"
         self._ledger.charge(self._account, self._stage, self._plan, release=self._position, query=query)
         cohort = self._plan.sampling.draw(len(self._population), self._randomness, f"{query}/cohort", self._position)
-        return Question(name=query, work=work, message=message, cohort=cohort, shape=shape)
+        # Whom a cohort displaces would remember it in later releases, and so would the hidden index of who was drawn:
+        # then units keep only what all of them are asked to `remember`.
+        kept = not self._plan.sampling.displaces
+        return Question(name=query, work=work, message=message, cohort=cohort, shape=shape, kept=kept)
 
     def _sent(self, message: Tree) -> Tree:
         return trees.moved({name: message[name] for name in sorted(message)}, self._device)
@@ -228,10 +243,11 @@ class SimulatedCurator:
 
         total = {name: torch.zeros_like(leaf, dtype=torch.float64) for name, leaf in question.shape.items()}
         chunks = [question.cohort[at : at + engine.chunk] for at in range(0, len(question.cohort), engine.chunk)]
-        with self._memory.updated_by(question.name):
+        with self._memory.updated_by(question.name) if question.kept else contextlib.nullcontext():
             for units, (steps, memory) in zip(chunks, engine.each(do, chunks), strict=True):
                 total = trees.add(total, steps)
-                self._memory.replace(units, memory)
+                if question.kept:
+                    self._memory.replace(units, memory)
         return total
 
     def _released(self, steps: Tree, query: str) -> Tree:
@@ -263,6 +279,11 @@ class SimulatedCurator:
     def _row(self, query: str, count: int) -> torch.Tensor:
         """Named by the question: what never meets another needs no ledger to keep it from that."""
         return self._randomness.normal(f"{query}/noise", count, self._device)
+
+
+def _nothing(contribution: Tree) -> Tree:
+    """The bound of what is not sent."""
+    return {}
 
 
 def _queries_before(position: int, ledger: Ledger, run: str, stage: str) -> list[str]:

@@ -43,7 +43,7 @@ class Site:
         """PRIVATE. The units that a stage asks, with what it is shown and no more: examples, labels, predictions."""
         if stage.who is None:
             return self._verdicts()
-        key = stage.group, stage.who, stage.plan.unit, tuple(thresholds.items())
+        key = stage.group, stage.who, stage.plan.unit, stage.plan.shards, tuple(thresholds.items())
         if key not in self._latest:  # a group is counted and trained on: selected once, the latest is kept
             self._latest.clear()
             self._latest[key] = self._selected(stage, stage.who, thresholds)
@@ -52,7 +52,8 @@ class Site:
     def _selected(self, stage: Stage, rule: Selection, thresholds: Thresholds) -> Population:
         chosen = self._chosen(stage.group, rule, thresholds, alone=stage.plan.unit == Unit.EXAMPLE)
         chosen = chosen.only(*(column for column in ("x", "y", PREDICTED) if column in chosen.columns))
-        return chosen.by_example() if stage.plan.unit == Unit.EXAMPLE else chosen
+        chosen = chosen.by_example() if stage.plan.unit == Unit.EXAMPLE else chosen
+        return chosen.dealt(stage.plan.shards, stage.seed) if stage.plan.shards else chosen
 
     def _verdicts(self) -> Population:
         """Nothing but the verdict on each: what thresholds are learnt from."""

@@ -56,7 +56,8 @@ class Population:
     counts: np.ndarray = dataclasses.field(repr=False)
     rows: np.ndarray | None = dataclasses.field(default=None, repr=False)
     selected: bool = False  # whether private data decided who is in it
-    by_examples: bool = False  # whether every unit is one example
+    by_examples: bool = False  # whether every unit is one example, or was before it was dealt to a shard
+    shards: int | None = None  # whether units were put together, in so many
 
     def __post_init__(self) -> None:
         if "mask" in self.columns:
@@ -237,6 +238,28 @@ class Population:
         starts, counts = np.arange(len(rows)), np.ones(len(rows), np.int64)
         name = f"{self.name}/examples"
         return dataclasses.replace(self, name=name, starts=starts, counts=counts, rows=rows, by_examples=True)
+
+    def dealt(self, shards: int, key: int) -> "Population":
+        """Units put together in so many shards, each where a hash of the examples that it holds puts it.
+
+        So nobody is in two shards, and one unit more or less changes one shard, and nobody else's place. Not by their
+        number in the data: whoever left would move all who come later. A shard without anybody is there all the same.
+        """
+        places = np.fromiter((self._shard(unit, shards, key) for unit in range(len(self))), np.int64, len(self))
+        order = np.argsort(places, kind="stable")
+        counts = np.bincount(places, self.counts, shards).astype(np.int64)
+        rows = dataclasses.replace(self, starts=self.starts[order], counts=self.counts[order])._all_rows()
+        starts = np.cumsum(counts) - counts
+        name = f"{self.name}/shards"
+        # Who is in which was decided unit by unit, and how many there are is public, whatever was selected before.
+        return dataclasses.replace(
+            self, name=name, starts=starts, counts=counts, rows=rows, selected=False, shards=shards
+        )
+
+    def _shard(self, unit: int, shards: int, key: int) -> int:
+        content = hashlib.blake2b(f"shard {key} of {shards}".encode(), digest_size=8)
+        content.update(np.ascontiguousarray(self.columns["x"][self._rows_of(unit)]).data)  # whatever its labels are
+        return int.from_bytes(content.digest(), "big") % shards
 
     def _rows_of(self, unit: int) -> slice | np.ndarray:
         """Where the unit's examples lie: side by side if they can."""

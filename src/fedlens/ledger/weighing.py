@@ -123,7 +123,7 @@ class Weighed:
     def _plans(self) -> list[str]:
         return [
             f"  selection {item.account.part}, {item.stage}: {item.plan.releases} releases, noise multiplier"
-            f" {item.plan.noise_multiplier:.6g}, {item.plan.bound.text}, {item.plan.sampling.text}"
+            f" {item.plan.noise_multiplier:.6g}, {item.plan.bound.text}, {item.plan.who}"
             for item in self.items
         ]
 

@@ -8,12 +8,13 @@ the paper clips and noises along with the weights, are never read.
 """
 
 import dataclasses
-import math
+import hashlib
 
 import torch
 import torch.nn.functional as F
 
 from fedlens.core.trees import Tree
+from fedlens.models.projection import ProjectionCritic, ResidualGenerator, glorot, one_hot, turned
 from fedlens.models.sizes import check_sizes, fitting
 
 LEAK = 0.01
@@ -162,6 +163,10 @@ class ConvGenerator:
             shapes |= {f"up{layer}.weight": (before, width, 4, 4), f"up{layer}.shift": (width,)}
         return shapes | {"image.weight": (self.channels, self.widths[-1], 4, 4), "image.bias": (self.channels,)}
 
+    def latents(self, *shape: int, rng: torch.Generator) -> torch.Tensor:
+        """What it draws from, without the class."""
+        return torch.randn(*shape, self.latent, generator=rng)
+
     def images(self, params: Tree, latents: torch.Tensor) -> torch.Tensor:
         x = _normalised(latents @ params["dense0.weight"].T, params["dense0.shift"])
         x = _normalised(x @ params["dense1.weight"].T, params["dense1.shift"]).unflatten(
@@ -182,13 +187,16 @@ class Gan:
     more plane of pixels per class, white for the class it is.
     """
 
-    generator: ConvGenerator
-    critic: ConvCritic
+    generator: ConvGenerator | ResidualGenerator
+    critic: ConvCritic | ProjectionCritic
     penalty: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.critic.channels != self.generator.channels + self.classes:
+        planes = self.classes if isinstance(self.critic, ConvCritic) else 0
+        if self.critic.channels != self.generator.channels + planes:
             raise ValueError("Expected a critic with a plane for each channel and each class.")
+        if isinstance(self.critic, ProjectionCritic) and self.critic.classes != self.classes:
+            raise ValueError("Expected a critic and a generator of the same classes.")
 
     @property
     def classes(self) -> int:
@@ -197,8 +205,24 @@ class Gan:
     def conditional(self, classes: int) -> "Gan":
         """The same pair, for images with labels below `classes`."""
         generator = dataclasses.replace(self.generator, classes=classes)
-        critic = dataclasses.replace(self.critic, channels=generator.channels + classes)
+        critic: ConvCritic | ProjectionCritic
+        if isinstance(self.critic, ConvCritic):
+            critic = dataclasses.replace(self.critic, channels=generator.channels + classes)
+        else:
+            critic = dataclasses.replace(self.critic, classes=classes)
         return dataclasses.replace(self, generator=generator, critic=critic)
+
+    @property
+    def plain(self) -> tuple[ConvGenerator, ConvCritic]:
+        """Both, where they are of the kind that looks are fitted with, and whose gradient is written out."""
+        if not (isinstance(self.generator, ConvGenerator) and isinstance(self.critic, ConvCritic)):
+            raise ValueError("Expected model.size = 'paper' or 'small': other pairs train by feedback alone.")
+        return self.generator, self.critic
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an image."""
+        return self.generator.channels, self.generator.side, self.generator.side
 
     @classmethod
     def paper(cls, side: int = 28, channels: int = 1) -> "Gan":
@@ -212,13 +236,33 @@ class Gan:
         generator = ConvGenerator(side=side, channels=channels, latent=64, hidden=256, widths=(64, 32, 16))
         return cls(generator=generator, critic=ConvCritic(side=side, channels=channels, widths=(8, 16)))
 
+    @classmethod
+    def gs_wgan(cls, side: int = 28, channels: int = 1) -> "Gan":
+        """The pair of Chen et al. 2020: 1.07 million critic weights at 28 x 28 with ten classes."""
+        generator = ResidualGenerator(side=side, channels=channels, classes=0)
+        return cls(generator=generator, critic=ProjectionCritic(side=side, channels=channels, classes=0))
+
+    @classmethod
+    def datalens(cls, side: int = 28, channels: int = 1) -> "Gan":
+        """The pair of Wang et al. 2021, as far as it looks at no batch of private images."""
+        generator = ConvGenerator(side=side, channels=channels, latent=50, widths=(128, 128, 64))
+        critic = ProjectionCritic(
+            side=side, channels=channels, classes=0, widths=(11, 42), hidden=256, spectral=False, leak=0.2
+        )
+        return cls(generator=generator, critic=critic)
+
     def latents(self, *shape: int, rng: torch.Generator) -> torch.Tensor:
         """What a generator draws from: normal numbers and, if it is conditional, a class, each equally often."""
-        latents = torch.randn(*shape, self.generator.latent, generator=rng)
+        latents = self.generator.latents(*shape, rng=rng)
         if not self.classes:
             return latents
         labels = torch.randint(self.classes, shape, generator=rng)
-        return torch.cat([latents, _one_hot(labels, self.classes)], -1)
+        return torch.cat([latents, one_hot(labels, self.classes)], -1)
+
+    def latents_of(self, labels: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
+        """The same, of these classes, if there are any."""
+        latents = self.generator.latents(*labels.shape, rng=rng)
+        return torch.cat([latents, one_hot(labels, self.classes)], -1) if self.classes else latents
 
     def labels(self, latents: torch.Tensor) -> torch.Tensor:
         """The classes that conditional latents ask for."""
@@ -228,12 +272,23 @@ class Gan:
         """What the critic sees; a label that is none of the classes is no plane at all."""
         if not self.classes or labels is None:
             return images
-        planes = _one_hot(labels, self.classes)[..., None, None].expand(*labels.shape, -1, *images.shape[-2:])
+        planes = one_hot(labels, self.classes)[..., None, None].expand(*labels.shape, -1, *images.shape[-2:])
         return torch.cat([images, planes], -3)
 
+    def score(self, critic: Tree, images: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
+        """What the critic, of either kind, thinks of images with labels."""
+        if isinstance(self.critic, ConvCritic):
+            return self.critic.score(critic, self.shown(images, labels))
+        return self.critic.score(critic, images, labels)
+
+    @staticmethod
+    def turned(params: Tree) -> Tree:
+        """What else a step does to the weights of either: nothing, unless they are spectrally normalised."""
+        return turned(params)
+
     def generator_loss(self, generator: Tree, critic: Tree, latents: torch.Tensor) -> torch.Tensor:
-        images = self.generator.images(generator, latents)
-        return -self.critic.score(critic, self.shown(images, self.labels(latents) if self.classes else None)).mean()
+        labels = self.labels(latents) if self.classes else None
+        return -self.score(critic, self.generator.images(generator, latents), labels).mean()
 
     def drawn(
         self, generator: Tree, count: int, seed: int, batch: int = 256
@@ -351,20 +406,15 @@ def _normalised(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
     return F.relu((x - mean) * (variance + 1e-3).rsqrt() + shift.view(-1, *[1] * (x.dim() - 2)))
 
 
-def _one_hot(labels: torch.Tensor, classes: int) -> torch.Tensor:
-    return (labels[..., None] == torch.arange(classes, device=labels.device)).float()
-
-
-def _glorot(shape: tuple[int, ...], rng: torch.Generator) -> torch.Tensor:
-    field = math.prod(shape[2:])
-    limit = math.sqrt(6 / ((shape[0] + shape[1]) * field))
-    return torch.rand(shape, generator=rng).mul_(2 * limit).sub_(limit)
-
-
 def _initialised(shapes: dict[str, tuple[int, ...]], seed: int) -> Tree:
     """Matrices of Glorot's scale, in the order of the shapes; everything else is zero."""
     rng = torch.Generator().manual_seed(seed)
-    return {name: _glorot(shape, rng) if len(shape) > 1 else torch.zeros(shape) for name, shape in shapes.items()}
+    return {name: glorot(shape, rng) if len(shape) > 1 else torch.zeros(shape) for name, shape in shapes.items()}
+
+
+def round_seed(seed: int, round_number: int) -> int:
+    """Of what is drawn in a round, and public."""
+    return int.from_bytes(hashlib.sha256(f"round {seed} {round_number}".encode()).digest()[:7], "big")
 
 
 def _divisible(side: int, halvings: int) -> None:

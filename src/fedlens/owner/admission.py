@@ -54,7 +54,7 @@ class Claims:
             data=recipe.data,
             unit=p.unit,
             units=p.population,
-            exact=p.sampling in EXACT,
+            exact=p.sampling in EXACT and not p.shards,
             labels=recipe.reads_labels,
             classes=recipe.medium.classes(recipe),
         )

@@ -169,7 +169,7 @@ class Registration(Table):
             problems.append(f"it has at most {bound} {p.unit}s: expected privacy.population = {bound}")
         if p.size_is_public and not self.passing:
             problems.append("how many are in a selection is not for a recipe to declare public (size_is_public)")
-        if p.sampling in EXACT and not self.exact:
+        if p.sampling in EXACT and not p.shards and not self.exact:
             problems.append(f"sampling = '{p.sampling}' needs the number of {p.unit}s, which its owner keeps private")
         return problems
 

@@ -188,6 +188,7 @@ class MatrixPlan:
     neighbours: Neighbours = Neighbours.ADD_REMOVE
 
     in_turn = True  # every row of noise needs those before it
+    shards = None
 
     def __post_init__(self) -> None:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
@@ -211,6 +212,11 @@ class MatrixPlan:
     @property
     def sampling(self) -> Everyone | Balanced:
         return Balanced(groups=self._groups, population=self.slots or 0) if self._groups > 1 else Everyone()
+
+    @property
+    def who(self) -> str:
+        """Who takes part, in words."""
+        return self.sampling.text
 
     @property
     def sensitivity(self) -> float:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fedlens.core import files
-from fedlens.privacy.bounds import L2Clip, RowClip, TopKSign, UpdateAndBit
+from fedlens.privacy.bounds import L2Clip, RowClip, TopKSign, UpdateAndBit, at_least_one
 from fedlens.privacy.losses import Loss
 from fedlens.privacy.sampling import Balanced, Everyone, FixedSize, Poisson
 
@@ -58,11 +58,22 @@ class Plan:
     expected_contributors: float  # the public divisor, never the realised cohort
     unit: Unit = Unit.USER
     neighbours: Neighbours = Neighbours.ADD_REMOVE
+    # Contributors are so many shards, to which units are dealt, each by what it holds itself (see Population.dealt):
+    # the teachers of DataLens, the critics of GS-WGAN. A unit that comes or goes changes what one shard sends.
+    shards: int | None = None
 
     def __post_init__(self) -> None:
         check_promise(self.noise_multiplier, self.releases, self.expected_contributors)
-        if isinstance(self.sampling, Balanced) and self.unit == Unit.EXAMPLE:
-            raise ValueError("Expected a balanced schedule over users or silos: examples have no slots of their own.")
+        if self.shards is not None:
+            at_least_one("shards", self.shards)
+            if getattr(self.sampling, "population", self.shards) != self.shards:
+                raise ValueError(f"Expected a sampler of population={self.shards}, the number of shards.")
+            if self.neighbours == Neighbours.REPLACE_ONE:
+                raise ValueError("Expected add/remove neighbours of shards: who is replaced may enter another shard.")
+        elif isinstance(self.sampling, Balanced) and self.unit == Unit.EXAMPLE:
+            raise ValueError(
+                "Expected a balanced schedule over users, silos or shards: examples have no slots of their own."
+            )
 
     @property
     def sensitivity(self) -> float:
@@ -71,8 +82,13 @@ class Plan:
         A unit that comes or goes moves it by one bound, and by two where it displaces another (samples of a fixed size)
         or where its data change. (A Poisson cohort over its cap displaces too; that rare case is in its `loss`.)
         """
-        twice = self.neighbours == Neighbours.REPLACE_ONE or isinstance(self.sampling, FixedSize)
+        twice = self._changes_data or isinstance(self.sampling, FixedSize)
         return 2 * self.bound.norm if twice else self.bound.norm
+
+    @property
+    def _changes_data(self) -> bool:
+        """Whether neighbours differ by what a contributor holds, and not by whether it is there: shards always are."""
+        return self.shards is not None or self.neighbours == Neighbours.REPLACE_ONE
 
     @property
     def stddev(self) -> float:
@@ -87,7 +103,15 @@ class Plan:
     @property
     def loss(self) -> Loss:
         """What one release in which a unit may take part gives away about it."""
-        return self.sampling.loss(self.noise_multiplier, self.neighbours == Neighbours.REPLACE_ONE)
+        return self.sampling.loss(self.noise_multiplier, self._changes_data)
+
+    @property
+    def who(self) -> str:
+        """Who takes part, in words."""
+        dealt = (
+            f"of {self.shards:,} shards, to which units are dealt by what each holds itself: " if self.shards else ""
+        )
+        return dealt + self.sampling.text
 
     @property
     def in_turn(self) -> bool:
@@ -111,7 +135,10 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for the ledger, the run folder and the wire; `from_dict` reads them back."""
-        return written(self, sampling=SAMPLERS, bound=BOUNDS)
+        values = written(self, sampling=SAMPLERS, bound=BOUNDS)
+        if self.shards is None:
+            del values["shards"]  # plans are named by these values, also those from before there were shards
+        return values
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Plan":

@@ -63,9 +63,10 @@ def found_in(recipe: "Recipe") -> list[str]:
             )
         if selection.attribute is not None and recipe.data.lacks(selection.attribute):
             problems.append(f"selection {name}: data.attributes does not name {selection.attribute!r}")
-        if selection.by != "everyone" and recipe.privacy.sampling == "balanced":
+        by_hash = recipe.privacy.shards is not None  # which shard a unit is in depends on nobody else
+        if selection.by != "everyone" and recipe.privacy.sampling == "balanced" and not by_hash:
             problems.append(f"selection {name} with a balanced schedule: its slots would depend on private data")
-        if selection.by != "everyone" and recipe.privacy.size and not recipe.privacy.size_is_public:
+        if selection.by != "everyone" and recipe.privacy.size and not (recipe.privacy.size_is_public or by_hash):
             problems.append(
                 f"selection {name} with samples of a fixed size: how many users are in it is private; "
                 "use poisson, or declare size_is_public = true"

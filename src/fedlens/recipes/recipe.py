@@ -21,7 +21,18 @@ from fedlens.ledger import Account, Item, Spending
 from fedlens.ledger.spending import composition, stated
 from fedlens.media import opening
 from fedlens.media.protocol import Medium
-from fedlens.privacy import Everyone, Guarantee, L2Clip, MatrixPlan, Neighbours, Plan, Promise, UpdateAndBit
+from fedlens.privacy import (
+    Everyone,
+    Guarantee,
+    L2Clip,
+    MatrixPlan,
+    Neighbours,
+    Plan,
+    Promise,
+    RowClip,
+    TopKSign,
+    UpdateAndBit,
+)
 from fedlens.privacy.matrix import Identity
 from fedlens.recipes import defaults, problems, toml
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage, once
@@ -214,7 +225,9 @@ class Recipe(Keyed):
     def _stage(self, name: str, group: str, who: Selection | None, algorithm: Algorithm) -> Stage:
         warmed = functools.partial(self.medium.warmed, self, algorithm) if name == TRAIN else None
         waits, plan = name == TRAIN and FIRST in self.plans, self.plans[name]
-        return Stage(name=name, group=group, who=who, plan=plan, algorithm=algorithm, warmed=warmed, waits=waits)
+        return Stage(
+            name=name, group=group, who=who, plan=plan, algorithm=algorithm, warmed=warmed, waits=waits, seed=self.seed
+        )
 
     def built(self) -> Algorithm:
         """The algorithm that trains its models."""
@@ -286,10 +299,20 @@ class Recipe(Keyed):
         return dataclasses.replace(
             self._once(noise),
             sampling=p.sampler(),
-            bound=L2Clip(norm=p.clip) if p.clip else UpdateAndBit(bit=p.adaptive_clip.bit if p.adaptive_clip else 1.0),
+            bound=self._bound(),
             releases=p.rounds,
             expected_contributors=p.contributors,
+            shards=p.shards,
         )
+
+    def _bound(self) -> L2Clip | UpdateAndBit | RowClip | TopKSign:
+        """Of what a unit, or a shard, sends in a round."""
+        p, rows = self.privacy, ALGORITHMS[self.algorithm_name].rows(self.training.model_dump())
+        if rows and p.top_k:
+            return TopKSign(k=p.top_k, rows=rows)
+        if rows and p.clip:
+            return RowClip(row_norm=p.clip, rows=rows)
+        return L2Clip(norm=p.clip) if p.clip else UpdateAndBit(bit=p.adaptive_clip.bit if p.adaptive_clip else 1.0)
 
     @property
     def quantiles(self) -> list[float]:

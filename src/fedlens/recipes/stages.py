@@ -35,6 +35,7 @@ class Stage:
     plan: Promise
     algorithm: Algorithm
     warmed: Callable[[Tree, str], Tree] | None = None  # what the first state learns before the first release
+    seed: int = 0  # by which units are dealt to shards, where its plan has any
     waits: bool = False  # its first state follows from the answer to another stage, which `warmed` must know
 
     def start(self, device: str = "cpu") -> Tree:

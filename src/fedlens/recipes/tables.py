@@ -259,9 +259,11 @@ class Privacy(Table):
     size: PositiveInt | None = None  # fixed-size
     size_is_public: bool = False  # fixed-size: how many units a selection holds is declared public
     groups: PositiveInt | None = None  # balanced
+    shards: PositiveInt | None = None  # to which units are dealt: each keeps a critic, and is asked as a unit would be
     unit: Unit = Unit.USER
     neighbours: Neighbours = Neighbours.ADD_REMOVE
     clip: PositiveFloat | None = None
+    top_k: PositiveInt | None = None  # in place of a clip: signs of so many entries of each image
     adaptive_clip: Adaptive | None = None
     correlated: Correlated | None = None  # everyone, balanced
     minimum_units: PositiveInt = 20  # below it, by a noisy count, no model is trained
@@ -273,14 +275,20 @@ class Privacy(Table):
         problems = []
         if (self.epsilon is None) == (self.noise_multiplier is None):
             problems.append("give epsilon or noise_multiplier, one of them")
-        if (self.clip is None) == (self.adaptive_clip is None):
-            problems.append("give clip or [privacy.adaptive_clip], one of them")
+        if sum(given is not None for given in (self.clip, self.adaptive_clip, self.top_k)) != 1:
+            problems.append("give clip, top_k or [privacy.adaptive_clip], one of them")
         for name, sampling in {"rate": "poisson", "size": "fixed-size", "groups": "balanced"}.items():
             if (getattr(self, name) is None) == (self.sampling == sampling):
                 problems.append(f"{name} goes with sampling = '{sampling}', which needs it")
-        for name in ("units", "size", "groups"):
+        for name in ("units", "shards"):
             if (getattr(self, name) or 0) > self.population:
                 problems.append(f"{name}={getattr(self, name)} exceeds population={self.population}")
+        for name in ("size", "groups"):
+            if (getattr(self, name) or 0) > self._asked:
+                limit = "shards" if self.shards else "population"
+                problems.append(f"{name}={getattr(self, name)} exceeds {limit}={self._asked}")
+        if self.shards and self.neighbours != Neighbours.ADD_REMOVE:
+            problems.append("shards goes with neighbours = 'add/remove': who is replaced may enter another shard")
         return sound(self, problems + (self._correlated_problems() if self.correlated else []))
 
     def _correlated_problems(self) -> list[str]:
@@ -293,17 +301,22 @@ class Privacy(Table):
             problems.append(f"correlated with groups={self.groups} above rounds={self.rounds}: some would never come")
         return problems
 
+    @property
+    def _asked(self) -> int:
+        """How many there are to be asked: shards, or units."""
+        return self.shards or self.population
+
     def sampler(self) -> Poisson | FixedSize | Balanced | Everyone:
         if self.rate is not None:
-            return Poisson(rate=self.rate, population=self.population, capped=self.capped)
+            return Poisson(rate=self.rate, population=self._asked, capped=self.capped)
         if self.size is not None:
-            return FixedSize(size=self.size, population=self.population, size_is_public=self.size_is_public)
-        return Balanced(groups=self.groups, population=self.population) if self.groups else Everyone()
+            return FixedSize(size=self.size, population=self._asked, size_is_public=self.size_is_public)
+        return Balanced(groups=self.groups, population=self._asked) if self.groups else Everyone()
 
     @property
     def contributors(self) -> float:
         """The public divisor: how many are expected to take part in a round."""
-        return float(self.size or self.units * (self.rate or 1.0) / (self.groups or 1))
+        return float(self.size or (self.shards or self.units) * (self.rate or 1.0) / (self.groups or 1))
 
 
 class Optimizer(Table):
@@ -326,6 +339,14 @@ class Training(Table):
     local_steps: PositiveInt = 6
     local_rate: PositiveFloat = 5e-4
     decay: Annotated[float, Field(ge=0)] = 0.0
+    examples: PositiveInt = 96  # of a critic's own, in a round: this and what follows is of feedback GANs
+    local: Optimizer = Optimizer(kind="adam", rate=1e-4, beta1=0.5, beta2=0.9)  # of the critics
+    entropy: bool = False  # critics classify, as DataLens has it; else they are Wasserstein's
+    warm_steps: NonNegativeInt = 0  # of a generator that each critic trains against before the first round
+    all_learn: bool = False  # all critics learn in every round, and not those that are asked alone
+    asks: PositiveInt = 1  # releases for one step of the generator
+    vote_clip: PositiveFloat | None = 1e-5  # top_k: slopes beyond it count as this much
+    agreement: Share = 0.2  # top_k: of all votes, below which an entry of an image stays as it is
     server: Optimizer = Optimizer(rate=1.0)
     generator_steps: PositiveInt = 6
     generator_batch: PositiveInt = 32

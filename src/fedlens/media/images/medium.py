@@ -9,15 +9,17 @@ from typing import Any, ClassVar, Literal
 import torch
 from pydantic import NonNegativeInt
 
+from fedlens.algorithms.feedback_gan import FeedbackGan
 from fedlens.algorithms.look import OneLook
 from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import tensorfiles, trees
 from fedlens.core.trees import Tree
-from fedlens.media.images import against_public, contrast, findings, looks, pictures, public
+from fedlens.media.images import against_public, contrast, feedback, findings, looks, pictures, public
 from fedlens.media.images.faults import FAULTS
 from fedlens.media.images.looks import Fitted, Look
 from fedlens.media.images.samples import Model, Samples
 from fedlens.media.images.settings import (
+    FEEDBACK,
     LOOK,
     LookSettings,
     Networks,
@@ -56,7 +58,7 @@ class Images(Medium):
         "model": (Networks, Networks()),
         "look": (LookSettings, LookSettings()),
     }
-    rules = looks.RULES
+    rules = (*looks.RULES, *feedback.RULES)
     faults = FAULTS
     drawn = contrast.COMPARED
     demo_without_fault: ClassVar[list[str]] = ["data.bug.fraction=0", "data.name=digits-without-bug"]
@@ -78,6 +80,7 @@ class Images(Medium):
                 looks.psi(recipe)
         except ValueError as error:
             problems.append(str(error))
+        problems += feedback.problems(recipe)
         of_look = looks.problems(recipe) if self._one_look(recipe) else []
         if recipe.task == T6:
             problems += self._problems_of_t6(recipe)
@@ -141,6 +144,8 @@ class Images(Medium):
     def weights(self, recipe: Settings) -> int:
         if self._one_look(recipe):
             return sum(math.prod(shape) for shape in looks.psi(recipe).shapes.values())
+        if recipe.algorithm == FEEDBACK:
+            return math.prod(gan(recipe).shape) * FeedbackGan.rows(recipe.training.model_dump())
         return sum(leaf.numel() for leaf in gan(recipe).critic.init(0).values())
 
     def blank(self, recipe: Settings, width: int) -> Tree:
@@ -170,6 +175,7 @@ class Images(Medium):
             public.whole(recipe) if recipe.task == T6 else public.examples(recipe)
 
     def check_room(self, recipe: Settings, room: int) -> None:
+        feedback.check_room(recipe, room)
         if self._one_look(recipe) or starts_from_look(recipe):
             looks_room.check(looks.psi(recipe), look(recipe).batch, room)
 

@@ -6,12 +6,16 @@ from typing import Any, ClassVar
 
 import torch
 
+from fedlens.algorithms.rebuilding import described, from_settings
 from fedlens.core import files, tensorfiles
 from fedlens.core.trees import Tree
 from fedlens.ledger.provenance import damage_of
 from fedlens.media import protocol
 from fedlens.media.protocol import check_fits
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
+from fedlens.models.projection import ProjectionCritic, ResidualGenerator
+
+KINDS = {"generator": (ConvGenerator, ResidualGenerator), "critic": (ConvCritic, ProjectionCritic)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,8 @@ class Model(protocol.Trained):
         return Samples(images=images, classes=classes, **self._of_samples())
 
     def save(self, path: pathlib.Path) -> None:
-        tensorfiles.write(path, self.generator, self._header() | {"gan": dataclasses.asdict(self.gan)})
+        parts = {name: described(getattr(self.gan, name)) for name in KINDS}
+        tensorfiles.write(path, self.generator, self._header() | {"gan": parts | {"penalty": self.gan.penalty}})
 
     @classmethod
     def open(cls, path: pathlib.Path) -> "Model":
@@ -67,12 +72,16 @@ class Model(protocol.Trained):
 
 def gan_from(values: dict[str, Any]) -> Gan:
     """A pair from its plain settings, as they stand in a file's header."""
-    parts = {key: values[key] | {"widths": tuple(values[key]["widths"])} for key in ("generator", "critic")}
     if not files.finite(values["penalty"]):
         raise ValueError
-    return Gan(
-        generator=ConvGenerator(**parts["generator"]), critic=ConvCritic(**parts["critic"]), penalty=values["penalty"]
-    )
+    return Gan(**{name: _network(values[name], KINDS[name]) for name in KINDS}, penalty=values["penalty"])
+
+
+def _network(values: dict[str, Any], kinds: tuple[Any, Any]) -> Any:
+    """Of the first kind, where none is named: as it was before there were others."""
+    given = {key: value for key, value in values.items() if key != "kind"}
+    kind = {kind.__name__: kind for kind in kinds}[values.get("kind", kinds[0].__name__)]
+    return from_settings(kind, given)
 
 
 def _check_images(images: torch.Tensor, classes: torch.Tensor | None) -> None:

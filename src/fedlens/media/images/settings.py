@@ -6,9 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt
 
+from fedlens.algorithms.feedback_gan import FeedbackGan
 from fedlens.algorithms.look import OneLook
 from fedlens.media.protocol import Values
 from fedlens.models.gan import Gan
+from fedlens.models.projection import ResidualGenerator
 from fedlens.recipes.tables import Columns, Settings, Table, changed
 
 LOOK = OneLook.name
@@ -24,10 +26,14 @@ TRAINING = {
 }
 
 
+PAIRS = {"paper": Gan.paper, "small": Gan.small, "gs-wgan": Gan.gs_wgan, "datalens": Gan.datalens}
+FEEDBACK = FeedbackGan.name
+
+
 class Networks(Table):
     """`size` gives a pair; the other names change parts of it."""
 
-    size: Literal["paper", "small"] = "small"
+    size: Literal["paper", "small", "gs-wgan", "datalens"] = "small"  # the last two are for feedback-gan
     critic_widths: tuple[PositiveInt, ...] | None = None
     critic_hidden: Annotated[int, Field(ge=0)] | None = None  # 0 for no hidden layer
     generator_latent: PositiveInt | None = None
@@ -37,9 +43,11 @@ class Networks(Table):
     start: Literal["fresh", "look"] = "fresh"  # look: a generator is fitted to one look first, and goes on from there
 
     def built(self, side: int, channels: int) -> Gan:
-        pair = Gan.paper(side, channels) if self.size == "paper" else Gan.small(side, channels)
+        pair = PAIRS[self.size](side, channels)
         critic = {"widths": self.critic_widths, "hidden": self.critic_hidden}
         generator = {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
+        if isinstance(pair.generator, ResidualGenerator):
+            generator = {"latent": self.generator_latent, "width": self.generator_hidden}  # one for all of its layers
         pair = dataclasses.replace(
             pair, critic=changed(pair.critic, critic), generator=changed(pair.generator, generator)
         )
@@ -97,6 +105,8 @@ def settled(values: Values, judged: Callable[[Values], Any]) -> Values:
     """More rounds the larger epsilon is, about as many generator steps in all, and the largest critic whose noise stays
     within ten times the signal."""
     privacy, model, training = values["privacy"], values.get("model", {}), values.get("training", {})
+    if values.get("algorithm") == FEEDBACK:
+        return values | {"privacy": ({} if "top_k" in privacy else {"clip": 1.0}) | privacy}
     if values.get("algorithm") == LOOK:
         return values | {"privacy": {"rounds": 1, "clip": 1.0} | privacy, "model": fitted(values) | model}
     rounds = privacy.get("rounds", _within(20 * privacy["epsilon"] ** 0.8, ROUNDS))

@@ -1,0 +1,59 @@
+"""Recipes of feedback GANs: what does not go together, and what the memory of all critics takes."""
+
+import math
+
+from fedlens.algorithms.feedback_gan import FeedbackGan
+from fedlens.core.trees import Tree
+from fedlens.media.images.settings import FEEDBACK, Networks, gan, networks
+from fedlens.media.protocol import Rule
+from fedlens.recipes.tables import Privacy, Settings
+
+RULES: tuple[Rule, ...] = (
+    (Privacy, "shards top_k", lambda _, recipe: recipe.algorithm == FEEDBACK, f"algorithm = '{FEEDBACK}'"),
+    (Networks, "size", lambda model, recipe: not _of_feedback(model) or recipe.algorithm == FEEDBACK, FEEDBACK),
+)
+
+
+def problems(recipe: Settings) -> list[str]:
+    if recipe.algorithm != FEEDBACK:
+        return []
+    p, training, found = recipe.privacy, recipe.training, []
+    if p.adaptive_clip or p.correlated:
+        found.append(f"algorithm = '{FEEDBACK}' bounds each image by clip or top_k, under independent noise")
+    if p.sampler().displaces and not training.all_learn:
+        found.append(
+            f"sampling = '{p.sampling}' hides who was asked: critics that learn when they are asked would remember it;"
+            " give training.all_learn = true, or sampling = 'balanced'"
+        )
+    shape = networks(recipe).built(int(getattr(recipe, "side", 0)), int(getattr(recipe, "channels", 1))).shape
+    if p.top_k and p.top_k > math.prod(shape):
+        found.append(f"top_k={p.top_k} exceeds the {math.prod(shape)} pixels of an image")
+    if training.batch % training.asks:
+        found.append(f"training.batch={training.batch} in training.asks={training.asks} parts, which must be equal")
+    if training.batch < networks(recipe).classes:
+        found.append(f"training.batch={training.batch} holds less than one image of each class")
+    if p.rounds % training.asks:
+        found.append(f"rounds={p.rounds} ends in the middle of a step of asks={training.asks} releases")
+    return found
+
+
+def check_room(recipe: Settings, room: int) -> None:
+    """Refuses critics that no memory holds, with how many would fit."""
+    if recipe.algorithm != FEEDBACK:
+        return
+    each = sum(leaf[0].numel() * leaf.element_size() for leaf in _one(recipe).values())
+    kept = recipe.privacy.shards or recipe.privacy.population
+    if kept * each > room:
+        raise ValueError(
+            f"Expected at most {room // each:,} critics of {each / 2**20:.1f} MiB, which this machine has memory for;"
+            f" the recipe keeps {kept:,}. Nothing was asked, and nothing is spent."
+        )
+
+
+def _one(recipe: Settings) -> Tree:
+    """What one critic keeps."""
+    return FeedbackGan(gan=gan(recipe), local=recipe.training.local.built()).memory(1)
+
+
+def _of_feedback(model: Networks) -> bool:
+    return model.size in ("gs-wgan", "datalens")
