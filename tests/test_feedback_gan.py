@@ -1,6 +1,7 @@
 """Feedback GANs: critics that stay with their data, shards, votes, and what all of it costs."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
@@ -34,6 +35,7 @@ from fedlens.privacy import (
     Unit,
 )
 from fedlens.recipes.recipe import Recipe, RecipeError
+from fedlens.runs import folder
 
 SHARDS = 6
 PROJECTED = Gan(
@@ -546,6 +548,62 @@ def test_a_run_ends_in_a_model_and_says_who_was_asked(tmp_path):
     assert (model.rounds, model.gan.generator.width) == (8, 6)
     assert model.sampled(4, 0).images.shape == (4, 1, 8, 8)
     assert not list((tmp_path / "runs" / ".private").iterdir())  # no critic is left lying about
+
+
+def test_a_run_that_is_cut_short_ends_with_the_same_model_and_pays_nothing_twice(tmp_path, monkeypatch):
+    """Also where critics were last saved some rounds before: the rounds since are asked again for free."""
+    ends = []
+    for place, crash in (("whole", None), ("cut", 6)):
+        (tmp_path / place).mkdir()
+        asked = itertools.count()
+
+        def noisy_mean(self, *question, ask=SimulatedCurator.noisy_mean, count=asked, after=crash):
+            if self._stage == "train" and next(count) == after:
+                raise OSError("the disk is full")
+            return ask(self, *question)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SimulatedCurator, "noisy_mean", noisy_mean)
+            patched.setattr(folder.FolderKeeper, "save", _once_in_a_while(folder.FolderKeeper.save))
+            done = fedlens("run", written(tmp_path / place), "--simulate", "3", "--out", tmp_path / place / "runs")
+        (run,) = (tmp_path / place / "runs").glob("gs-*")
+        if crash:
+            assert done.code == 1
+            (kept,) = (tmp_path / place / "runs" / ".private").glob("*.memory")
+            done = fedlens("run", "--resume", run)
+            assert not kept.exists()
+        assert done.code == 0, done.err
+        assert Ledger(run.parent / "ledger.sqlite").spent(f"{run.name}/all", "train") == 8
+        ends.append(opening.opened(run / "all" / "model.safetensors").generator)
+    assert same(*ends)
+
+
+def _once_in_a_while(save):
+    """After the first round, and not when it is cut short."""
+
+    def saved(self, state, curator):
+        if int(state["round"]) in (0, 1, 8):
+            save(self, state, curator)
+
+    return saved
+
+
+def test_critics_that_are_damaged_are_not_gone_on_with(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(SimulatedCurator, "_released", _full_disk)
+        assert fedlens("run", written(tmp_path), "--simulate", "3", "--out", tmp_path / "runs").code == 1
+    (run,) = (tmp_path / "runs").glob("gs-*")
+    kept = sorted((tmp_path / "runs" / ".private").glob("*.memory/*/*/*.npy"))
+    kept[0].write_bytes(kept[0].read_bytes()[:-8])
+    done = fedlens("run", "--resume", run)
+    assert done.code == 2
+    assert "damaged" in done.err
+
+
+def _full_disk(self, steps, query, release=SimulatedCurator._released):
+    if self._stage == "train":
+        raise OSError("the disk is full")
+    return release(self, steps, query)
 
 
 def test_critics_that_no_memory_holds_are_refused_before_anything_is_asked(tmp_path):

@@ -50,6 +50,7 @@ class FeedbackGan:
     seed: int = 0  # of everything public: initial weights, latents, coins
 
     name: ClassVar[str] = "feedback-gan"
+    beforehand: ClassVar[str] = "warm_steps"  # steps before the first round, all alike
     media: ClassVar[tuple[str, ...]] = ("images",)
     options: ClassVar[frozenset[str]] = frozenset(
         ["batch", "examples", "local_steps", "local", "entropy", "warm_steps", "all_learn", "asks", "generator"]

@@ -26,6 +26,7 @@ from fedlens.runs.carrying_out import Keeper, Kept
 from fedlens.runs.reporting import facts
 
 CHECKPOINT_SECONDS = 10.0
+SAVING = 20.0  # times as long as a checkpoint took, until the next
 NOTED = 100  # checkpoints that may be gone back to
 GLIMPSES = (0.05, 0.15, 0.3, 0.6)  # of the rounds
 SHOWN = 64  # samples that are kept on the way
@@ -58,7 +59,7 @@ class FolderKeeper(Keeper):
         self._simulated = simulated
         self._rounds, self._in_turn = recipe.privacy.rounds, recipe.plans[TRAIN].in_turn
         self._first, self._started = 0, time.monotonic()
-        self._saved_at = self._started
+        self._saved_at, self._save_took = self._started, 0.0
         shares = GLIMPSES if recipe.medium.shows_glimpses else ()
         self._glimpses = {math.ceil(share * self._rounds) for share in shares}
 
@@ -94,6 +95,7 @@ class FolderKeeper(Keeper):
 
         Under a random token: the memory's own name is a hash of private rows, against which guesses could be tested.
         """
+        began = time.monotonic()
         engine, memory = dataclasses.asdict(curator.engine) if curator.engine else None, curator.memory
         token = secrets.token_hex(8) if memory else None
         if token:
@@ -108,6 +110,7 @@ class FolderKeeper(Keeper):
             if other.name != token:
                 shutil.rmtree(other, ignore_errors=True)
         self._saved_at = time.monotonic()
+        self._save_took = self._saved_at - began
 
     def went_on(self, state: Tree, curator: SimulatedCurator) -> None:
         done = int(state["round"])
@@ -119,7 +122,9 @@ class FolderKeeper(Keeper):
         files.append_line(self._folder / "metrics.jsonl", json.dumps({"round": done} | public))
         pace = (time.monotonic() - self._started) / (done - self._first)
         self._watch(self._folder.name, done, self._rounds, public | {"seconds_a_round": pace})
-        due = self._in_turn or time.monotonic() - self._saved_at > CHECKPOINT_SECONDS
+        # What units remember may be gigabytes: then a crash costs more rounds, which are asked again for free.
+        often = self._in_turn and not curator.memory
+        due = often or time.monotonic() - self._saved_at > max(CHECKPOINT_SECONDS, SAVING * self._save_took)
         if done == self._first + 1 or due:
             self.save(state, curator)
 

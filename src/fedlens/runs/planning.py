@@ -15,7 +15,19 @@ from fedlens.curators.protocol import Contribute
 from fedlens.ledger import Ledger, Spending, Standing, guarantee
 from fedlens.ledger.allowance import Allowance
 from fedlens.ledger.spending import suffered
-from fedlens.privacy import Guarantee, MatrixPlan, Plan, Poisson, Promise, accounting, plain, rdp, rounded
+from fedlens.privacy import (
+    Guarantee,
+    MatrixPlan,
+    Plan,
+    Poisson,
+    Promise,
+    RowClip,
+    accounting,
+    papers,
+    plain,
+    rdp,
+    rounded,
+)
 from fedlens.privacy.losses import ExchangedGaussian, Gaussian
 from fedlens.recipes.recipe import Recipe
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN
@@ -186,51 +198,76 @@ def readings(losses: accounting.Losses, delta: float) -> dict[str, float]:
 
 def expected_seconds(recipe: Recipe) -> float:
     """From what made-up users take here and now, one alone or, where that is quick, sixteen side by side."""
-    algorithm, times = _abridged(recipe.built())
-    clock, cores = _Stopwatch(recipe), torch.get_num_threads()
+    algorithm = recipe.built()
+    (abridged, times), warm = _abridged(algorithm, "repeated"), 0
+    if getattr(algorithm, getattr(algorithm, "beforehand", ""), 0):
+        abridged, warm = _abridged(abridged, "beforehand")
+    clock, cores = _Stopwatch(recipe, bool(warm)), torch.get_num_threads()
     torch.set_num_threads(1)  # as the engine does: every core has users of its own
     try:
-        for _ in algorithm.run(clock, algorithm.start()):
+        for _ in abridged.run(clock, abridged.start()):
             pass
-        return clock.seconds_a_round(cores, times) * recipe.privacy.rounds * len(recipe.selections)
+        rounds = clock.seconds_a_round(cores, times) * recipe.privacy.rounds
+        return (clock.seconds_beforehand(cores, warm) + rounds) * len(recipe.selections)
     finally:
         torch.set_num_threads(cores)
 
 
-def _abridged(algorithm: Any) -> tuple[Any, int]:
-    """With one of the server's steps in a round, which are all alike; and how many it takes."""
-    repeated = getattr(algorithm, "repeated", None)
-    return (
-        (dataclasses.replace(algorithm, **{repeated: 1}), getattr(algorithm, repeated)) if repeated else (algorithm, 1)
-    )
+def _abridged(algorithm: Any, kind: str) -> tuple[Any, int]:
+    """With one of the steps that are all alike, as the algorithm says; and how many it takes."""
+    name = getattr(algorithm, kind, None)
+    return (dataclasses.replace(algorithm, **{name: 1}), getattr(algorithm, name)) if name else (algorithm, 1)
 
 
 class _Stopwatch:
     """Stands in for a curator for two rounds, measures made-up users, and answers with zeros."""
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._recipe, self._unit_seconds = recipe, math.inf
+    def __init__(self, recipe: Recipe, warm: bool) -> None:
+        """`warm`: what units are asked to remember first is done once, and not in every round."""
+        self._recipe, self._warm, self._unit_seconds = recipe, warm, math.inf
         self._opened: list[float] = []
+        self._remembered: list[float] = []
         self.remaining = 2
 
     def noisy_mean(self, contribute: Contribute, message: Tree) -> Tree:
-        unit = self._recipe.medium.blank(self._recipe, self._recipe.built().examples_per_unit)
-        with torch.no_grad():
-            seconds, (update, _) = _timed(lambda: contribute(message, unit, {}))
-            if seconds < 0.03:
-                many = {name: leaf.expand(16, *leaf.shape) for name, leaf in unit.items()}
-                together, _ = _timed(lambda: torch.func.vmap(contribute, (None, 0, 0))(message, many, {}))
-                seconds = min(seconds, together / 16)
+        seconds, update = self._unit(contribute, message)
         self._unit_seconds = min(self._unit_seconds, seconds)
         self.remaining -= 1
         self._opened.append(time.perf_counter())
         return trees.zeros(update)
 
+    def remember(self, contribute: Contribute, message: Tree) -> None:
+        self._remembered.append(self._unit(contribute, message)[0])
+
+    def _unit(self, contribute: Contribute, message: Tree) -> tuple[float, Tree]:
+        """What one takes, and what it sends."""
+        algorithm = self._recipe.built()
+        unit = self._recipe.medium.blank(self._recipe, algorithm.examples_per_unit)
+        kept = trees.row(algorithm.memory(1), 0)
+        with torch.no_grad():
+            seconds, (update, _) = _timed(lambda: contribute(message, unit, kept))
+            if seconds < 0.03:
+                many, memories = (
+                    {name: leaf.expand(16, *leaf.shape) for name, leaf in tree.items()} for tree in (unit, kept)
+                )
+                together, _ = _timed(lambda: torch.func.vmap(contribute, (None, 0, 0))(message, many, memories))
+                seconds = min(seconds, together / 16)
+        return seconds, update
+
     def seconds_a_round(self, cores: int, times: int) -> float:
         """The users' part, and the server's, so many times: it lies between the last answer and now."""
         server = time.perf_counter() - self._opened[-1]
-        users = self._unit_seconds * self._recipe.plans[TRAIN].expected_contributors / cores
-        return users + server * times
+        asked = self._unit_seconds * self._recipe.plans[TRAIN].expected_contributors
+        remembered = min(self._remembered[self._warm :], default=0.0) * self._everyone
+        return (asked + remembered) / cores + server * times
+
+    def seconds_beforehand(self, cores: int, times: int) -> float:
+        """What all units do before the first round."""
+        return self._remembered[0] * self._everyone * times / cores if self._warm else 0.0
+
+    @property
+    def _everyone(self) -> int:
+        return self._recipe.privacy.shards or self._recipe.privacy.units
 
 
 def duration(seconds: float) -> str:
@@ -262,6 +299,7 @@ def published(paper: str, recipe: Recipe) -> dict[str, Any]:
     """The epsilon a paper's own method would print for this recipe's training. NOT a guarantee of anything."""
     methods: dict[str, tuple[str, Callable[[Plan, float], float]]] = {
         "augenstein2020": ("Wang et al. 2019 for samples of a fixed size, with half the true sensitivity", _fixed_size),
+        "chen2020": ("each image amplified by one secret shard a step, where all share a draw, if any", _each_image),
         "wang2021": ("Renyi bound of Gaussians without sampling, classic conversion", _plain_gaussian),
     }
     if paper not in methods:
@@ -284,6 +322,16 @@ def _fixed_size(train: Plan, delta: float) -> float:
     population = getattr(train.sampling, "population", size)
     loss = ExchangedGaussian(multiplier=train.noise_multiplier, size=size, population=population)
     return rdp.epsilon({loss: train.releases}, delta, rdp.classic, rdp.WHOLE_ORDERS)
+
+
+def _each_image(train: Plan, delta: float) -> float:
+    if not isinstance(train.bound, RowClip) or train.shards is None:
+        raise ValueError("Expected shards that send clipped images: no others are priced by chen2020.")
+    rows = train.bound.rows
+    sigma = train.noise_multiplier * math.sqrt(rows) / 2  # in units of what a record moves an image by
+    return papers.each_image_amplified(
+        papers.Critics(critics=train.shards, releases=train.releases, delta=delta, batch=rows, noise=sigma)
+    )
 
 
 def _plain_gaussian(train: Plan, delta: float) -> float:
