@@ -166,6 +166,24 @@ MUTATIONS = {
         "test_contract.py::test_an_algorithm_keeps_its_contract"
         "[fedavg-gan-contributions_follow_from_their_arguments_and_no_seed]",
     ),
+    "the shard that a unit changes": (
+        "privacy/plan.py",
+        "return self.shards is not None or self.neighbours == Neighbours.REPLACE_ONE",
+        "return self.neighbours == Neighbours.REPLACE_ONE",
+        "test_feedback_gan.py::test_a_shard_that_changes_moves_twice_what_a_unit_that_leaves_does",
+    ),
+    "the shard that follows from what a unit holds": (
+        "data/population.py",
+        'content.update(np.ascontiguousarray(self.columns["x"][self._rows_of(unit)]).data)',
+        'content.update(b"%d" % unit)',
+        "test_feedback_gan.py::test_one_example_more_or_less_moves_nobody_else",
+    ),
+    "what hidden shards do not remember": (
+        "curators/simulated.py",
+        "kept = not self._plan.sampling.displaces",
+        "kept = True",
+        "test_feedback_gan.py::test_where_it_is_hidden_who_was_asked_nobody_remembers_it",
+    ),
     "the turns of correlated releases": (
         "ledger/reserving.py",
         "plan.in_turn and release != made",

@@ -25,6 +25,7 @@ from fedlens.ledger import Account, Ledger
 from fedlens.privacy import MatrixPlan, Promise, Unit
 from fedlens.version import __version__
 
+_TOGETHER = 64  # units that learn at once what nobody is told of
 _FITS_ON_DEVICE = 2**31  # bytes of data that are kept on a GPU
 _ROUNDING = (  # variables by which libraries choose other code
     "ATEN_CPU_CAPABILITY",
@@ -122,10 +123,13 @@ class SimulatedCurator:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
         message = self._sent(message)
         work = Work(contribute=contribute, bound=_nothing, grid=self._plan.grid)
-        shape = self._shape(work, message)
+        blank, memory, shape = self._tried(work, message)
+        # All together, also where they are asked one at a time.
+        engine = self.engine or Engine(device=self._device)
+        engine = dataclasses.replace(engine, chunk=max(engine.chunk, _TOGETHER)).within(work, message, blank, memory)
         everyone = np.arange(len(self._population))
         name = self._query(contribute, message, " remembered")
-        self._bounded_sum(Question(name=name, work=work, message=message, cohort=everyone, shape=shape))
+        self._bounded_sum(Question(name=name, work=work, message=message, cohort=everyone, shape=shape), engine)
 
     def _asked(self, contribute: Contribute, message: Tree, how: str = "") -> Question:
         """Charges for one release and draws its cohort: from here on it is spent, whatever happens."""
@@ -153,13 +157,8 @@ class SimulatedCurator:
         """What a contribution looks like, learnt from a unit without data: a faulty method fails here, openly."""
         key = work.contribute, str({name: leaf.shape for name, leaf in message.items()})
         if key not in self._shapes:
-            blank = trees.moved(self._population.blank(self._width), self._device)
-            memory = self._memory.blank(self._device)
-            with torch.no_grad():
-                steps, kept = work.steps(message, blank, memory)
-            if not trees.same_shape(kept, memory):
-                raise ValueError("Expected units to keep what they were given to keep, and nothing else.")
-            self._shapes[key] = shape = trees.zeros(steps)
+            blank, memory, shape = self._tried(work, message)
+            self._shapes[key] = shape
             if self.engine is None:
                 unit = {name: made_up(leaf) for name, leaf in blank.items()}
                 units = max(1, round(self._plan.expected_contributors))
@@ -169,6 +168,16 @@ class SimulatedCurator:
             else:
                 self.engine = self.engine.within(work, message, blank, memory)
         return self._shapes[key]
+
+    def _tried(self, work: Work, message: Tree) -> tuple[Tree, Tree, Tree]:
+        """A unit without data, what it keeps, and what its contribution looks like."""
+        blank = trees.moved(self._population.blank(self._width), self._device)
+        memory = self._memory.blank(self._device)
+        with torch.no_grad():
+            steps, kept = work.steps(message, blank, memory)
+        if not trees.same_shape(kept, memory):
+            raise ValueError("Expected units to keep what they were given to keep, and nothing else.")
+        return blank, memory, trees.zeros(steps)
 
     @property
     def _named_account(self) -> dict[str, Any]:
@@ -234,8 +243,8 @@ class SimulatedCurator:
             examples[name] = picked.masked_fill(~taken.view(*taken.shape, *[1] * (picked.dim() - 2)), 0)
         return examples
 
-    def _bounded_sum(self, question: Question) -> Tree:
-        engine = self.engine or Engine(device=self._device)
+    def _bounded_sum(self, question: Question, engine: Engine | None = None) -> Tree:
+        engine = engine or self.engine or Engine(device=self._device)
 
         def do(units: np.ndarray) -> Summed:
             examples, memory = self._examples(question, units), self._memory.rows(units)
