@@ -36,7 +36,8 @@ from fedlens.core.trees import Tree
 from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
-from fedlens.models.gan import LEAK, Gan
+from fedlens.models.convolutions import LEAK
+from fedlens.models.gan import Gan
 from fedlens.privacy import Everyone, L2Clip, Plan
 
 NETWORKS = {

@@ -20,8 +20,9 @@ from fedlens.data.population import Population
 from fedlens.ledger import Account, Ledger
 from fedlens.media import opening
 from fedlens.media.images.samples import Model
+from fedlens.models import convolutions, projection
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
-from fedlens.models.projection import ProjectionCritic, ResidualGenerator, turned
+from fedlens.models.projection import CriticLoss, ProjectionCritic, ResidualGenerator, turned
 from fedlens.privacy import (
     Balanced,
     Everyone,
@@ -404,6 +405,34 @@ def test_weights_are_divided_by_their_largest_singular_value():
     torch.testing.assert_close(critic.score(params, images, labels), critic.score(scaled, images, labels))
     u = params["conv1.u"]
     assert float((u @ rows).norm()) == pytest.approx(float(torch.linalg.matrix_norm(rows, 2)), rel=1e-3)
+
+
+@pytest.mark.parametrize("spectral", [True, False])
+@pytest.mark.parametrize("hidden", [0, 5])
+@pytest.mark.parametrize("classes", [0, 3])
+@pytest.mark.parametrize("entropy", [True, False])
+def test_the_gradient_that_is_written_out_is_that_of_the_loss(spectral, hidden, classes, entropy):
+    """In double precision, against double backward; as patches, as on a GPU, too; and many at once."""
+    critic = ProjectionCritic(
+        side=7, channels=2, classes=classes, widths=(3, 4), hidden=hidden, spectral=spectral, leak=0.1
+    )
+    generator = ConvGenerator(side=8, channels=2, classes=classes)
+    gan = Gan(generator=generator, critic=critic)
+    algorithm = dataclasses.replace(ALGORITHM, gan=gan, entropy=entropy)
+    rng = torch.Generator().manual_seed(0)
+    params = {name: leaf.double() for name, leaf in critic.init(0).items()}
+    params |= {n: torch.randn(p.shape, generator=rng).double() for n, p in params.items() if n.endswith("bias")}
+    real, fake, mixed = (torch.randn(5, 2, 7, 7, generator=rng).double() for _ in range(3))
+    labels = torch.tensor([0, 1, 2, 0, 1]) if classes else torch.zeros(5, dtype=torch.long)
+    expected = torch.func.grad(algorithm._critic_loss)(params, real, fake, mixed, labels)
+    loss = CriticLoss(penalty=gan.penalty, drift=algorithm.drift, entropy=entropy)
+    for ops in (convolutions.Convolutions, convolutions.Patches):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(projection, "Convolutions", ops)
+            torch.testing.assert_close(critic.gradient(params, real, fake, mixed, labels, loss), expected)
+            stacked = {name: torch.stack([leaf, 2 * leaf]) for name, leaf in params.items()}
+            many = torch.func.vmap(lambda p: critic.gradient(p, real, fake, mixed, labels, loss))(stacked)
+        torch.testing.assert_close(trees.row(many, 0), expected)
 
 
 def test_a_label_changes_the_score_and_none_is_needed():

@@ -25,6 +25,7 @@ from fedlens.core import trees
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute, Curator
 from fedlens.models.gan import ConvGenerator, Gan, round_seed
+from fedlens.models.projection import CriticLoss, ProjectionCritic
 from fedlens.privacy import TopKSign
 
 ADAM = Adam(rate=1e-4, beta1=0.5, beta2=0.9)  # the rate of GS-WGAN, for all of its networks
@@ -140,7 +141,11 @@ class FeedbackGan:
         labels = examples["y"][pick].clamp(0, self.kinds - 1) if self.gan.classes else torch.zeros_like(pick)
         fake = pool[labels + self.kinds * (drawn["fakes"] * (len(pool) // self.kinds)).long()]
         mixed = real + drawn["shares"][:, None, None, None] * (fake - real)
-        slope = torch.func.grad(self._critic_loss)(critic, real, fake, mixed, labels)
+        network, loss = self.gan.critic, CriticLoss(penalty=self.gan.penalty, drift=self.drift, entropy=self.entropy)
+        if isinstance(network, ProjectionCritic):
+            slope = network.gradient(critic, real, fake, mixed, labels, loss)
+        else:
+            slope = torch.func.grad(self._critic_loss)(critic, real, fake, mixed, labels)
         critic, slots = self.local(critic, slope, slots)
         return self.gan.turned(critic), slots
 

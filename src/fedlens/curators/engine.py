@@ -18,6 +18,7 @@ from fedlens.core.trees import Tree
 from fedlens.curators.contributions import Run, Summed, Work, filled, one_by_one, vectorised
 
 _WORTH_COMPILING = 120.0  # seconds of work ahead; compiling takes about one minute
+_TOGETHER = 64  # units at once on a GPU
 _ROOM = 2**27  # bytes of a chunk's largest tensor on a CPU, in each thread: a handful of such are alive at once
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -83,6 +84,14 @@ class Engine:
     def repeatable(cls, device: str) -> "Engine":
         """For seeds, which promise the same again on any machine: nothing is measured, and every core works alone."""
         return cls(device=device, chunk=16, workers=os.cpu_count() or 1 if device == "cpu" else 1)
+
+    @classmethod
+    def of_all(cls, device: str) -> "Engine":
+        """For what every unit does for itself, also where few are asked at a time.
+
+        On a CPU every core works alone: kernels of many units at once gain nothing there (docs/benchmarks.md).
+        """
+        return cls(workers=os.cpu_count() or 1) if device == "cpu" else cls(device=device, chunk=_TOGETHER)
 
     @classmethod
     def measured(

@@ -25,7 +25,6 @@ from fedlens.ledger import Account, Ledger
 from fedlens.privacy import MatrixPlan, Promise, Unit
 from fedlens.version import __version__
 
-_TOGETHER = 64  # units that learn at once what nobody is told of
 _FITS_ON_DEVICE = 2**31  # bytes of data that are kept on a GPU
 _ROUNDING = (  # variables by which libraries choose other code
     "ATEN_CPU_CAPABILITY",
@@ -123,10 +122,8 @@ class SimulatedCurator:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
         message = self._sent(message)
         work = Work(contribute=contribute, bound=_nothing, grid=self._plan.grid)
-        blank, memory, shape = self._tried(work, message)
-        # All together, also where they are asked one at a time.
-        engine = self.engine or Engine(device=self._device)
-        engine = dataclasses.replace(engine, chunk=max(engine.chunk, _TOGETHER)).within(work, message, blank, memory)
+        _blank, _memory, shape = self._tried(work, message)
+        engine = Engine.of_all(self._device)
         everyone = np.arange(len(self._population))
         name = self._query(contribute, message, " remembered")
         self._bounded_sum(Question(name=name, work=work, message=message, cohort=everyone, shape=shape), engine)

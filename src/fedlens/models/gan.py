@@ -14,13 +14,9 @@ import torch
 import torch.nn.functional as F
 
 from fedlens.core.trees import Tree
+from fedlens.models.convolutions import LEAK, Convolutions, Products, slope
 from fedlens.models.projection import ProjectionCritic, ResidualGenerator, glorot, one_hot, turned
 from fedlens.models.sizes import check_sizes, fitting
-
-LEAK = 0.01
-_aten = torch.ops.aten
-_SHAPE = ([2, 2], [1, 1], [1, 1], False, [0, 0], 1)  # stride, padding, dilation, transposed, output padding, groups
-Gradients = tuple[torch.Tensor, ...]  # by the input, the kernel and the bias
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ class ConvCritic:
         layer l" is a chain of transposed layers, the same for the score's own gradient and for dD/dx. The penalty's
         gradient sends dP/d(dD/dx) forward through the layers once more. Equal to double backward.
         """
-        ops = Products if real.is_cuda else Convolutions
+        ops = Products() if real.is_cuda else Convolutions()
         ends = 2 * len(real)  # rows up to here are real and fake, and the score's gradient; the rest is the penalty's
         signed = torch.cat([-weight, weight])
         kernels = [params[f"conv{i}.weight"] for i in range(len(self.widths))]
@@ -94,12 +90,12 @@ class ConvCritic:
 
         gradient = gradient_hidden = torch.cat([signed, torch.ones_like(weight)])[:, None] * params["score.weight"]
         if self.hidden:
-            gradient_hidden = _slope(gradient, top)
+            gradient_hidden = slope(gradient, top)
             gradient = gradient_hidden @ params["hidden.weight"]
         gradient = ops.unflat(gradient, layers[-1])
         gradients: list[torch.Tensor] = []
         for i in reversed(range(len(kernels))):
-            gradients.insert(0, gradient := _slope(gradient, layers[i + 1]))
+            gradients.insert(0, gradient := slope(gradient, layers[i + 1]))
             if i:
                 gradient = ops.up(gradient, kernels[i], layers[i])
         push = ops.up(gradient[ends:], kernels[0], layers[0][ends:])  # dD/dx at the mixed images
@@ -112,11 +108,11 @@ class ConvCritic:
             score_part = ops.kernel_gradient(seen[i][: len(seen[i]) // 3 * 2], gradients[i][:ends], kernel)
             out[f"conv{i}.weight"] = score_part + ops.kernel_gradient(kept, gradients[i][ends:], kernel)
             out[f"conv{i}.bias"] = ops.channel_sum(gradients[i][:ends])
-            push = _slope(y, layers[i + 1][ends:])
+            push = slope(y, layers[i + 1][ends:])
         push = ops.flat(push)
         if self.hidden:
             out["hidden.weight"] = gradient_hidden.T @ torch.cat([flat[:ends], push])
-            push = _slope(push @ params["hidden.weight"].T, top[ends:])
+            push = slope(push @ params["hidden.weight"].T, top[ends:])
         out["score.weight"] = (signed @ top[:ends] + push.sum(0))[None]
         return out | {"score.bias": signed.sum()[None]}
 
@@ -300,103 +296,6 @@ class Gan:
         with torch.no_grad():
             images = torch.cat([self.generator.images(generator, part.to(device)).cpu() for part in latents])[:count]
         return images, self.labels(torch.cat(latents)[:count]) if self.classes else None
-
-
-class Convolutions:
-    """A 4x4 convolution of stride 2 and what its gradient needs, by the library's kernels: fastest on a CPU."""
-
-    @staticmethod
-    def entered(images: torch.Tensor) -> torch.Tensor:
-        return images
-
-    @staticmethod
-    def flat(x: torch.Tensor) -> torch.Tensor:
-        return x.flatten(1)
-
-    @staticmethod
-    def unflat(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        images: torch.Tensor = flat.unflatten(1, like.shape[1:])
-        return images
-
-    @staticmethod
-    def channel_sum(x: torch.Tensor) -> torch.Tensor:
-        return x.sum((0, 2, 3))
-
-    @staticmethod
-    def down(
-        x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The convolution, and what `kernel_gradient` wants to see of x."""
-        return F.conv2d(x, kernel, bias, stride=2, padding=1), x
-
-    @staticmethod
-    def up(y: torch.Tensor, kernel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        """The transpose of `down`; `like` has the shape of the result."""
-        gradients: Gradients = _aten.convolution_backward(y, like, kernel, None, *_SHAPE, [True, False, False])
-        return gradients[0]
-
-    @staticmethod
-    def kernel_gradient(seen: torch.Tensor, y: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        """d/d kernel of sum(y * down(x))."""
-        gradients: Gradients = _aten.convolution_backward(y, seen, kernel, None, *_SHAPE, [False, True, False])
-        return gradients[1]
-
-
-class Products:
-    """The same as products of matrices, channels last: fastest on a GPU, where every unit has kernels of its own."""
-
-    @staticmethod
-    def entered(images: torch.Tensor) -> torch.Tensor:
-        return images.permute(0, 2, 3, 1)
-
-    @staticmethod
-    def flat(x: torch.Tensor) -> torch.Tensor:
-        return x.permute(0, 3, 1, 2).flatten(1)
-
-    @staticmethod
-    def unflat(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        high, wide, channels = like.shape[1:]
-        images: torch.Tensor = flat.unflatten(1, (channels, high, wide))
-        return images.permute(0, 2, 3, 1)
-
-    @staticmethod
-    def channel_sum(x: torch.Tensor) -> torch.Tensor:
-        return x.sum((0, 1, 2))
-
-    @staticmethod
-    def down(
-        x: torch.Tensor, kernel: torch.Tensor, bias: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, high, wide, _ = x.shape
-        windows = F.pad(x, (0, 0, 1, 1, 1, 1)).unfold(1, 4, 2).unfold(2, 4, 2)  # [rows, h/2, w/2, channels, 4, 4]
-        patches = windows.permute(0, 1, 2, 4, 5, 3).reshape(rows * high * wide // 4, -1)
-        y = patches @ _as_matrix(kernel)
-        return (y if bias is None else y + bias).view(rows, high // 2, wide // 2, -1), patches
-
-    @staticmethod
-    def up(y: torch.Tensor, kernel: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        rows, high, wide, width = y.shape
-        taps = (y.reshape(-1, width) @ _as_matrix(kernel).T).view(rows, high, wide, 2, 2, 2, 2, -1)
-        total = taps.new_zeros(rows, high + 1, 2, wide + 1, 2, taps.shape[-1])
-        for v in (0, 1):  # of the four rows of a kernel, two fall on either of two neighbouring pairs of pixels
-            for h in (0, 1):
-                total[:, v : v + high, :, h : h + wide] += taps[:, :, :, v, :, h].permute(0, 1, 3, 2, 4, 5)
-        return total.reshape(rows, 2 * high + 2, 2 * wide + 2, -1)[:, 1:-1, 1:-1]
-
-    @staticmethod
-    def kernel_gradient(seen: torch.Tensor, y: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
-        matrix = seen.T @ y.reshape(len(seen), -1)
-        return matrix.view(4, 4, kernel.shape[1], kernel.shape[0]).permute(3, 2, 0, 1)
-
-
-def _as_matrix(kernel: torch.Tensor) -> torch.Tensor:
-    return kernel.permute(2, 3, 1, 0).reshape(-1, len(kernel))
-
-
-def _slope(gradient: torch.Tensor, activation: torch.Tensor) -> torch.Tensor:
-    """`gradient`, times the slope of the leaky ReLU that made `activation`."""
-    slope: torch.Tensor = _aten.leaky_relu_backward(gradient, activation, LEAK, False)
-    return slope
 
 
 def _normalised(x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -14,9 +14,25 @@ import torch
 import torch.nn.functional as F
 
 from fedlens.core.trees import Tree
+from fedlens.models.convolutions import Convolutions, Patches, slope
 from fedlens.models.sizes import check_sizes, fitting
 
 MOST_BLOCKS = 10  # of a generator: images of 4096 a side
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticLoss:
+    """Wasserstein's, with a penalty on slopes that are not 1 and on large scores; or a classifier's cross entropy."""
+
+    penalty: float
+    drift: float
+    entropy: bool
+
+    def slopes(self, liked: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
+        """By the scores of real images and of drawn ones; what is left out is the penalty on slopes."""
+        if self.entropy:
+            return torch.cat([-torch.sigmoid(-liked), torch.sigmoid(drawn)]) / len(liked)
+        return torch.cat([2 * self.drift * liked - 1, torch.ones_like(drawn)]) / len(liked)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,10 +92,76 @@ class ProjectionCritic:
         x = x.flatten(1)
         if self.hidden:
             x = F.leaky_relu(x @ _weight(params, "hidden").T + params["hidden.bias"], self.leak)
-        score: torch.Tensor = (x @ _weight(params, "score").T).squeeze(-1) + params["score.bias"]
-        if labels is None or not self.classes:
-            return score
-        return score + (x * (one_hot(labels, self.classes) @ _weight(params, "label"))).sum(1)
+        wanted = _weight(params, "score")
+        if self.classes and labels is not None:
+            wanted = wanted + one_hot(labels, self.classes).to(x.dtype) @ _weight(params, "label")
+        score: torch.Tensor = (x * wanted).sum(1) + params["score.bias"]
+        return score
+
+    def gradient(
+        self,
+        params: Tree,
+        real: torch.Tensor,
+        fake: torch.Tensor,
+        mixed: torch.Tensor,
+        labels: torch.Tensor,
+        losses: CriticLoss,
+    ) -> Tree:
+        """d/d params of the mean of Wasserstein's loss with penalties, or of a classifier's, without double backward.
+
+        As `ConvCritic.gradient`, with what labels want beside the score, and with spectral norms: of V = W / s, with
+        s = u W v, dW = (dV - <dV, V> u v^T) / s.
+        """
+        ops = Patches(padding=2) if real.is_cuda else Convolutions(padding=2)
+        mixed = mixed[:0] if losses.entropy else mixed
+        count, ends = len(real), 2 * len(real)  # rows up to the end are real and fake; the rest is the penalty's
+        convolutions = [f"conv{layer}" for layer in range(len(self.widths))]
+        scaled = {name: _weight(params, name) for name in _matrices(params)}
+
+        layers, seen = [torch.cat([real, fake, mixed])], []
+        for name in convolutions:
+            y, kept = ops.down(layers[-1], scaled[name], params[f"{name}.bias"])
+            layers.append(F.leaky_relu(y, self.leak))
+            seen.append(kept)
+        flat = top = layers[-1].flatten(1)
+        if self.hidden:
+            top = F.leaky_relu(flat @ scaled["hidden"].T + params["hidden.bias"], self.leak)
+        kinds = one_hot(torch.cat([labels, labels, labels[: len(mixed)]]), self.classes).to(top.dtype)
+        wanted = scaled["score"] + kinds @ scaled["label"] if self.classes else scaled["score"].expand_as(top)
+        scores = (top * wanted).sum(1) + params["score.bias"]
+
+        signed = losses.slopes(scores[:count], scores[count:ends])
+        gradient = gradient_hidden = torch.cat([signed, torch.ones_like(scores[ends:])])[:, None] * wanted
+        if self.hidden:
+            gradient_hidden = slope(gradient, top, self.leak)
+            gradient = gradient_hidden @ scaled["hidden"]
+        gradient = gradient.view_as(layers[-1])
+        gradients: list[torch.Tensor] = []
+        for i in reversed(range(len(convolutions))):
+            gradients.insert(0, gradient := slope(gradient, layers[i + 1], self.leak))
+            if i:
+                gradient = ops.up(gradient, scaled[convolutions[i]], layers[i])
+        push = ops.up(gradient[ends:], scaled[convolutions[0]], mixed)  # d score / d image at the mixed images
+        size = (push.flatten(1).square().sum(1) + 1e-12).sqrt()
+        push = push * (2 * losses.penalty / count * (size - 1) / size)[:, None, None, None]
+
+        out = {}
+        for i, name in enumerate(convolutions):
+            y, kept = ops.down(push, scaled[name])
+            whole = torch.cat([seen[i][:ends], kept])
+            out[f"{name}.weight"] = ops.kernel_gradient(whole, gradients[i], scaled[name])
+            out[f"{name}.bias"] = ops.channel_sum(gradients[i][:ends])
+            push = slope(y, layers[i + 1][ends:], self.leak)
+        push = push.flatten(1)
+        if self.hidden:
+            out["hidden.weight"] = gradient_hidden.T @ torch.cat([flat[:ends], push])
+            out["hidden.bias"] = gradient_hidden[:ends].sum(0)
+            push = slope(push @ scaled["hidden"].T, top[ends:], self.leak)
+        rows = torch.cat([signed[:, None] * top[:ends], push])
+        out |= {"score.weight": rows.sum(0)[None], "score.bias": signed.sum()[None]}
+        if self.classes:
+            out["label.weight"] = kinds.T @ rows
+        return _unscaled(params, scaled, out)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -138,20 +220,36 @@ class ResidualGenerator:
         return (drawn > 0).float() if self.coins else drawn
 
 
+def _matrices(params: Tree) -> list[str]:
+    return [name.removesuffix(".weight") for name in params if name.endswith(".weight")]
+
+
 def _weight(params: Tree, name: str) -> torch.Tensor:
     """Over its largest singular value, where there is a vector that knows it."""
     weight = params[f"{name}.weight"]
     if f"{name}.u" not in params:
         return weight
-    rows = weight.flatten(1)
-    left, right = _singular(params[f"{name}.u"], rows)
-    return weight / (left @ rows @ right)
+    left, right = _vectors(params, name)
+    return weight / (left @ weight.flatten(1) @ right)
 
 
-def _singular(u: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = rows.detach()
-    right = _unit(u @ rows)
-    return u.detach(), right
+def _vectors(params: Tree, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    left = params[f"{name}.u"].detach()
+    return left, _unit(left @ params[f"{name}.weight"].detach().flatten(1))
+
+
+def _unscaled(params: Tree, scaled: Tree, gradients: Tree) -> Tree:
+    """By the weights themselves, from gradients by the weights over their singular values; vectors have none."""
+    out = dict(gradients)
+    for name in _matrices(params):
+        if f"{name}.u" not in params:
+            continue
+        left, right = _vectors(params, name)
+        gradient = gradients[f"{name}.weight"]
+        norm = left @ params[f"{name}.weight"].flatten(1) @ right
+        along = (gradient * scaled[name]).sum() * torch.outer(left, right).view_as(gradient)
+        out |= {f"{name}.weight": (gradient - along) / norm, f"{name}.u": torch.zeros_like(left)}
+    return out
 
 
 def turned(params: Tree) -> Tree:
