@@ -24,6 +24,7 @@ _HOMES = {
     "Fault": "media.faults",
     "FedAvg": "algorithms",
     "FedAvgGan": "algorithms",
+    "FeedbackGan": "algorithms",
     "Finding": "report.report",
     "FixedSize": "privacy",
     "Gan": "models.gan",

@@ -138,7 +138,7 @@ class FeedbackGan:
         held = examples["mask"].sum()
         pick = torch.minimum(drawn["picks"] * held, held - 1).clamp(min=0).long()  # taken places come first
         real = trees.pixels(examples["x"])[pick]
-        labels = examples["y"][pick].clamp(0, self.kinds - 1) if self.gan.classes else torch.zeros_like(pick)
+        labels = examples["y"][pick].clamp(0, self.kinds - 1) if "y" in examples else torch.zeros_like(pick)
         fake = pool[labels + self.kinds * (drawn["fakes"] * (len(pool) // self.kinds)).long()]
         mixed = real + drawn["shares"][:, None, None, None] * (fake - real)
         network, loss = self.gan.critic, CriticLoss(penalty=self.gan.penalty, drift=self.drift, entropy=self.entropy)

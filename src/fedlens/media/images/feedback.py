@@ -17,24 +17,24 @@ RULES: tuple[Rule, ...] = (
 def problems(recipe: Settings) -> list[str]:
     if recipe.algorithm != FEEDBACK:
         return []
-    p, training, found = recipe.privacy, recipe.training, []
+    p, training, wrong = recipe.privacy, recipe.training, []
     if p.adaptive_clip or p.correlated:
-        found.append(f"algorithm = '{FEEDBACK}' bounds each image by clip or top_k, under independent noise")
+        wrong.append(f"algorithm = '{FEEDBACK}' bounds each image by clip or top_k, under independent noise")
     if p.sampler().displaces and not training.all_learn:
-        found.append(
+        wrong.append(
             f"sampling = '{p.sampling}' hides who was asked: critics that learn when they are asked would remember it;"
             " give training.all_learn = true, or sampling = 'balanced'"
         )
     shape = networks(recipe).built(int(getattr(recipe, "side", 0)), int(getattr(recipe, "channels", 1))).shape
     if p.top_k and p.top_k > math.prod(shape):
-        found.append(f"top_k={p.top_k} exceeds the {math.prod(shape)} pixels of an image")
+        wrong.append(f"top_k={p.top_k} exceeds the {math.prod(shape)} pixels of an image")
     if training.batch % training.asks:
-        found.append(f"training.batch={training.batch} in training.asks={training.asks} parts, which must be equal")
+        wrong.append(f"training.batch={training.batch} in training.asks={training.asks} parts, which must be equal")
     if training.batch < networks(recipe).classes:
-        found.append(f"training.batch={training.batch} holds less than one image of each class")
+        wrong.append(f"training.batch={training.batch} holds less than one image of each class")
     if p.rounds % training.asks:
-        found.append(f"rounds={p.rounds} ends in the middle of a step of asks={training.asks} releases")
-    return found
+        wrong.append(f"rounds={p.rounds} ends in the middle of a step of asks={training.asks} releases")
+    return wrong
 
 
 def check_room(recipe: Settings, room: int) -> None:
