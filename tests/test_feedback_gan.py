@@ -3,6 +3,8 @@
 import dataclasses
 import itertools
 import json
+import shutil
+import types
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from fedlens.algorithms.feedback_gan import FeedbackGan, _coins, votes
 from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
+from fedlens.curators import memory
 from fedlens.curators.memory import Memory
 from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data.population import Population
@@ -630,13 +633,30 @@ def _full_disk(self, steps, query, release=SimulatedCurator._released):
     return release(self, steps, query)
 
 
-def test_critics_that_no_memory_holds_are_refused_before_anything_is_asked(tmp_path):
-    huge = ["--set", "model.critic_widths=[4096,4096,8192]", "--set", "model.generator_hidden=6"]
-    done = fedlens("run", written(tmp_path), *huge, "--out", tmp_path / "runs")
+def test_critics_that_no_disk_holds_are_refused_before_anything_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: types.SimpleNamespace(free=10_000))
+    done = fedlens("run", written(tmp_path), "--out", tmp_path / "runs")
     assert done.code == 2
-    assert "Expected at most" in done.err
+    assert "of free disk beside the ledger" in done.err
     assert "nothing is spent" in done.err
     assert not list((tmp_path / "runs").glob("gs-*"))
+
+
+def test_critics_may_lie_in_files(tmp_path, monkeypatch):
+    """Which have no name, so that nothing is left of them; the model is the same."""
+    ends, made = [], []
+    mapped = memory._mapped
+    monkeypatch.setattr(memory, "_mapped", lambda leaf, scratch: made.append(leaf.shape) or mapped(leaf, scratch))
+    for most in (2**32, 0):
+        assert made == []
+        monkeypatch.setattr(folder, "IN_MEMORY", most)
+        done = fedlens("run", written(tmp_path), "--simulate", "3", "--out", tmp_path / str(most), "--json")
+        assert done.code == 0, done.err
+        (run,) = (tmp_path / str(most)).glob("gs-*")
+        ends.append(opening.opened(run / "all" / "model.safetensors").generator)
+        assert not list((tmp_path / str(most) / ".private").iterdir())
+    assert same(*ends)
+    assert {shape[0] for shape in made} == {5}
 
 
 def test_memory_that_was_saved_for_other_shards_is_refused():

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedlens.curators.memory import Memory
 from fedlens.curators.simulated import SimulatedCurator
 from fedlens.data import selection
 from fedlens.data.population import DataError, Population
@@ -33,9 +34,11 @@ class Site:
     _latest: dict[object, Population] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     def curator(self, stage: Stage, thresholds: Thresholds, **options: Any) -> SimulatedCurator:
-        """On the units that a stage asks; the `options` are those of a curator."""
+        """On the units that a stage asks; the `options` are those of a curator, and in which folder what units remember
+        lies, if not in memory."""
         units = self.asked(stage, thresholds)
-        options["memory"] = options.get("memory") or stage.algorithm.memory(len(units))
+        scratch = options.pop("scratch", None)
+        options["memory"] = options.get("memory") or Memory(stage.algorithm.memory(len(units)), scratch=scratch)
         width = stage.algorithm.examples_per_unit
         return SimulatedCurator(units, stage.plan, stage=stage.name, examples_per_unit=width, **options)
 

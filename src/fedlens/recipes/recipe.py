@@ -243,6 +243,12 @@ class Recipe(Keyed):
         algorithm: Algorithm = ALGORITHMS[self.algorithm_name].configured(asked)
         return algorithm
 
+    @property
+    def remembered(self) -> int:
+        """Bytes that the units of a group keep to themselves, at most."""
+        row = self.built().memory(1)
+        return (self.privacy.shards or self.privacy.population) * sum(leaf.nbytes for leaf in row.values())
+
     # Its plans
 
     @functools.cached_property

@@ -5,6 +5,7 @@ What that is, and where it lies, is for a `Keeper` to say.
 """
 
 import dataclasses
+import pathlib
 from typing import NamedTuple
 
 from fedlens.core import trees
@@ -29,6 +30,8 @@ class Kept(NamedTuple):
 
 class Keeper:
     """Keeps nothing: a stage that is interrupted is asked again, and what was charged is told again for free."""
+
+    scratch: pathlib.Path | None = None  # PRIVATE. The folder of what units remember, where memory is too small for it
 
     def resumed(self, stage: Stage) -> Kept | None:
         """What was kept last."""
@@ -56,7 +59,12 @@ class Asking:
     engine: Engine | None = None  # None: measured, and kept
 
     def curator(
-        self, site: Site, stage: Stage, thresholds: Thresholds | None = None, kept: Kept | None = None
+        self,
+        site: Site,
+        stage: Stage,
+        thresholds: Thresholds | None = None,
+        kept: Kept | None = None,
+        scratch: pathlib.Path | None = None,
     ) -> SimulatedCurator:
         """On the units of a stage, to begin it or to go on from what was kept."""
         return site.curator(
@@ -69,6 +77,7 @@ class Asking:
             device=self.device,
             position=int(kept.state["round"]) if kept else 0,
             memory=kept and kept.memory,
+            scratch=scratch,
         )
 
 
@@ -78,7 +87,7 @@ def carried_out(
     """The last state of a stage. Safe to interrupt at any point and to call again with the same keeper."""
     keeper = keeper or Keeper()
     kept = keeper.resumed(stage)
-    curator = asking.curator(site, stage, thresholds, kept)
+    curator = asking.curator(site, stage, thresholds, kept, keeper.scratch)
     state = trees.moved(kept.state if kept else stage.start(asking.device), asking.device)
     if curator.engine is None:
         # Killed in its first round, it must be able to ask the same again: another engine's is another question.

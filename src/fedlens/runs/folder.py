@@ -26,6 +26,7 @@ from fedlens.runs.carrying_out import Keeper, Kept
 from fedlens.runs.reporting import facts
 
 CHECKPOINT_SECONDS = 10.0
+IN_MEMORY = 2**32  # bytes that units remember; more lie in files
 SAVING = 20.0  # times as long as a checkpoint took, until the next
 NOTED = 100  # checkpoints that may be gone back to
 GLIMPSES = (0.05, 0.15, 0.3, 0.6)  # of the rounds
@@ -56,6 +57,7 @@ class FolderKeeper(Keeper):
         hashes of the checkpoints that were written here, since what lies in their place may be somebody else's."""
         self._folder, self._recipe, self._model, self._watch = folder, recipe, model, watch
         self._memories, self._note = (private.with_name(f"{private.name}.{use}") for use in ("memory", "checkpoint"))
+        self.scratch = self._memories if recipe.remembered > IN_MEMORY else None
         self._simulated = simulated
         self._rounds, self._in_turn = recipe.privacy.rounds, recipe.plans[TRAIN].in_turn
         self._first, self._started = 0, time.monotonic()
@@ -85,7 +87,7 @@ class FolderKeeper(Keeper):
         """PRIVATE. The one that goes with a checkpoint, and no other."""
         if not isinstance(token, str) or not re.fullmatch("[0-9a-f]{16}", token):
             raise ValueError(f"Expected a whole header in {self._folder.name}/checkpoint.safetensors; it is damaged.")
-        return Memory.open(self._memories / token)
+        return Memory.open(self._memories / token, scratch=self.scratch)
 
     def _noted(self) -> list[str]:
         return files.content(self._note).decode().split() if self._note.exists() else []

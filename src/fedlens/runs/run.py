@@ -100,6 +100,7 @@ class Run:
         folder = out / f"{recipe.name}-{secrets.token_hex(3)}"
         address = str(address) if is_remote(str(address)) else str(pathlib.Path(address).resolve())
         recipe.spendings()  # an epsilon out of reach is told before anything is written
+        safeguards.check_disk(address, recipe.remembered)
         book = Ledger(address)
         recipe, _ = admitted(recipe, Owner(address, book), simulated=seed is not None, say=say)
         recipe.medium.check_public(recipe)  # as above

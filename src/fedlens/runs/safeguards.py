@@ -12,6 +12,8 @@ from fedlens.core import files, pins
 from fedlens.core.randomness import Randomness
 from fedlens.recipes.recipe import Recipe
 
+COPIES = 3  # of what units remember, on disk: what they work on, the last checkpoint, and the next
+
 
 @contextlib.contextmanager
 def alone(folder: pathlib.Path) -> Iterator[None]:
@@ -86,6 +88,17 @@ def forget_secrets(address: str, run: str) -> None:
     for secret in folder.iterdir() if folder.exists() else ():
         if secret.name.startswith(f"{run}."):
             shutil.rmtree(secret) if secret.is_dir() else secret.unlink()
+
+
+def check_disk(address: str, remembered: int) -> None:
+    """Refuses a run whose units remember more than there is room for beside the data."""
+    folder = next(place for place in (_secrets(address), *_secrets(address).parents) if place.exists())
+    needed, free = COPIES * remembered, shutil.disk_usage(folder).free
+    if needed > free:
+        raise ValueError(
+            f"Expected {needed / 2**30:.1f} GiB of free disk beside the ledger, for what units remember and its"
+            f" checkpoints; there are {free / 2**30:.1f}. Nothing was asked, and nothing is spent."
+        )
 
 
 def private_place(address: str, run: str, part: str) -> pathlib.Path:

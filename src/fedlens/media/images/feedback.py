@@ -1,10 +1,8 @@
-"""Recipes of feedback GANs: what does not go together, and what the memory of all critics takes."""
+"""Recipes of feedback GANs: what does not go together."""
 
 import math
 
-from fedlens.algorithms.feedback_gan import FeedbackGan
-from fedlens.core.trees import Tree
-from fedlens.media.images.settings import FEEDBACK, Networks, gan, networks
+from fedlens.media.images.settings import FEEDBACK, Networks, networks
 from fedlens.media.protocol import Rule
 from fedlens.recipes.tables import Privacy, Settings
 
@@ -35,24 +33,6 @@ def problems(recipe: Settings) -> list[str]:
     if p.rounds % training.asks:
         wrong.append(f"rounds={p.rounds} ends in the middle of a step of asks={training.asks} releases")
     return wrong
-
-
-def check_room(recipe: Settings, room: int) -> None:
-    """Refuses critics that no memory holds, with how many would fit."""
-    if recipe.algorithm != FEEDBACK:
-        return
-    each = sum(leaf[0].numel() * leaf.element_size() for leaf in _one(recipe).values())
-    kept = recipe.privacy.shards or recipe.privacy.population
-    if kept * each > room:
-        raise ValueError(
-            f"Expected at most {room // each:,} critics of {each / 2**20:.1f} MiB, which this machine has memory for;"
-            f" the recipe keeps {kept:,}. Nothing was asked, and nothing is spent."
-        )
-
-
-def _one(recipe: Settings) -> Tree:
-    """What one critic keeps."""
-    return FeedbackGan(gan=gan(recipe), local=recipe.training.local.built()).memory(1)
 
 
 def _of_feedback(model: Networks) -> bool:

@@ -175,7 +175,6 @@ class Images(Medium):
             public.whole(recipe) if recipe.task == T6 else public.examples(recipe)
 
     def check_room(self, recipe: Settings, room: int) -> None:
-        feedback.check_room(recipe, room)
         if self._one_look(recipe) or starts_from_look(recipe):
             looks_room.check(looks.psi(recipe), look(recipe).batch, room)
 
