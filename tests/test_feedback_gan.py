@@ -615,6 +615,21 @@ def _once_in_a_while(save):
     return saved
 
 
+def test_a_feedback_gan_may_start_from_a_look(tmp_path):
+    """At half of the epsilon, and at its price."""
+    start = ["model.start=look", "model.size=datalens", "model.generator_widths=[8,4]", "look.family=embedding"]
+    start += ["look.steps=2", "look.features=60", "look.batch=20", "training.entropy=true"]
+    sets = [word for one in start for word in ("--set", one)]
+    done = fedlens("run", written(tmp_path), *sets, "--simulate", "1", "--out", tmp_path / "runs", "--json")
+    assert done.code == 0, done.err
+    (run,) = (tmp_path / "runs").glob("gs-*")
+    assert (run / "all" / "look.safetensors").exists()
+    assert json.loads(done.out)["guarantee"]["epsilon"] == pytest.approx(50, rel=1e-3)
+    text = RECIPE.replace('size = "gs-wgan"', 'size = "gs-wgan"\nstart = "look"')
+    with pytest.raises(RecipeError, match="fitted to no look"):
+        Recipe.parsed(text, ["look.family=embedding"])
+
+
 def test_critics_that_are_damaged_are_not_gone_on_with(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(SimulatedCurator, "_released", _full_disk)

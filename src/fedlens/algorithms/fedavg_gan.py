@@ -64,7 +64,7 @@ class FedAvgGan(ManyReleases):
             fake, share = message["fakes"][step, : len(real)], message["shares"][step, : len(real)]
             mixed = real + share[:, None, None, None] * (fake - real)
             weight = mask / mask.sum().clamp(min=1.0)  # a batch without examples moves nothing
-            slope = self.gan.plain[1].gradient(critic, real, fake, mixed, weight, self.gan.penalty)
+            slope = self.gan.conv_critic.gradient(critic, real, fake, mixed, weight, self.gan.penalty)
             if self.decay:
                 slope = trees.add(slope, trees.scaled(critic, self.decay * (mask.sum() > 0)))
             critic = trees.add(critic, slope, -self.local_rate)

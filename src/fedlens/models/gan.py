@@ -209,11 +209,18 @@ class Gan:
         return dataclasses.replace(self, generator=generator, critic=critic)
 
     @property
-    def plain(self) -> tuple[ConvGenerator, ConvCritic]:
-        """Both, where they are of the kind that looks are fitted with, and whose gradient is written out."""
-        if not (isinstance(self.generator, ConvGenerator) and isinstance(self.critic, ConvCritic)):
-            raise ValueError("Expected model.size = 'paper' or 'small': other pairs train by feedback alone.")
-        return self.generator, self.critic
+    def conv_generator(self) -> ConvGenerator:
+        """Where it is of the kind that is fitted to looks."""
+        if not isinstance(self.generator, ConvGenerator):
+            raise ValueError("Expected another model.size than 'gs-wgan': its generator is fitted to no look.")
+        return self.generator
+
+    @property
+    def conv_critic(self) -> ConvCritic:
+        """Where it is of the kind that users can send."""
+        if not isinstance(self.critic, ConvCritic):
+            raise ValueError("Expected model.size = 'paper' or 'small': other critics stay where they are.")
+        return self.critic
 
     @property
     def shape(self) -> tuple[int, int, int]:

@@ -146,7 +146,7 @@ def drawing(recipe: Settings) -> Network | Gaussian:
     body = psi(recipe).body
     if isinstance(body, Moments):
         return Gaussian(moments=body, known=networks(recipe).classes, jitter=look(recipe).jitter)
-    return Network(generator=gan(recipe).plain[0])
+    return Network(generator=gan(recipe).conv_generator)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ def fitted(recipe: Settings, release: Look, device: str) -> Fitted:
 
 def start(recipe: Settings, release: Look, device: str) -> Tree:
     """The weights of a generator that a GAN goes on with."""
-    params = _fit(recipe)(release.release, Network(generator=gan(recipe).plain[0]), device=device)
+    params = _fit(recipe)(release.release, Network(generator=gan(recipe).conv_generator), device=device)
     return {name: leaf for name, leaf in params.items() if name != "shares"}
 
 

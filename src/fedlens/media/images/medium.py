@@ -78,6 +78,7 @@ class Images(Medium):
                 looks.drawing(recipe)
             if starts_from_look(recipe):
                 looks.psi(recipe)
+                _ = gan(recipe).conv_generator
         except ValueError as error:
             problems.append(str(error))
         problems += feedback.problems(recipe)
@@ -161,7 +162,9 @@ class Images(Medium):
 
     def started(self, recipe: Settings, state: Tree, kept: Look, device: str) -> Tree:
         """With a generator that draws what the look saw; the critic is to learn, and knows nothing yet."""
-        return state | trees.joined(generator=looks.start(recipe, kept, device))
+        generator = looks.start(recipe, kept, device)
+        averages = {"averaged": dict(generator)} if trees.part(state, "averaged") else {}
+        return state | trees.joined(generator=generator, **averages)
 
     def chunk(self, recipe: Settings, models: int) -> int:
         """26 GB on a GPU with the largest critic, twice while it is recorded."""
