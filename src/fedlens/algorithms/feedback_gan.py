@@ -13,6 +13,7 @@ image against a fake of the same label, so that its shard's labels need not be e
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from fedlens.algorithms.optimizers import Adam, Sgd
 from fedlens.algorithms.protocol import Answered, Asked
 from fedlens.core import trees
+from fedlens.core.replay import Replayed
 from fedlens.core.trees import Tree
 from fedlens.curators.protocol import Contribute, Curator
 from fedlens.models.gan import ConvGenerator, Gan, round_seed
@@ -194,8 +196,7 @@ class FeedbackGan:
         step, part = divmod(int(state["round"]), self.asks)
         latents, labels = self._latents(step, state["round"].device)
         rows = slice(part * self.batch // self.asks, (part + 1) * self.batch // self.asks)
-        with torch.no_grad():
-            images = self.gan.generator.images(trees.part(state, "generator"), latents)
+        images = self._drawn(state, latents)
         message = {"images": images[rows], "labels": labels[rows]}
         if self.top:
             message["salt"] = torch.tensor(round_seed(self.seed, int(state["round"])), device=images.device)
@@ -215,20 +216,13 @@ class FeedbackGan:
         """The generator after a step that moves its images the way that was said."""
         if self.top:  # where enough agree, which way
             towards = towards.sign() * (towards.abs() >= self.agreement)
-        generator, slots = trees.part(state, "generator"), trees.part(state, "slots")
-
-        def loss(params: Tree) -> torch.Tensor:
-            return -(self.gan.generator.images(params, latents) * towards).sum() / self.batch
-
-        generator, slots = self.generator(generator, torch.func.grad(loss)(generator), slots)
-        generator = self.gan.turned(generator)
         steps = int(state["round"]) // self.asks
-        kept = min(1 - 1 / (steps + 1), self.averaged)
-        averaged = {
-            name: old if name.endswith(".u") else old.lerp(generator[name], 1 - kept)
-            for name, old in trees.part(state, "averaged").items()
-        }
-        return trees.joined(generator=generator, slots=slots, averaged=self.gan.turned(averaged))
+        fresh = torch.tensor(max(1 / (steps + 1), 1 - self.averaged), device=towards.device)
+        parts = (trees.part(state, name) for name in ("generator", "slots", "averaged"))
+        return _server_step(self.seedless)(*parts, {"latents": latents, "towards": towards, "fresh": fresh})
+
+    def _drawn(self, state: Tree, latents: torch.Tensor) -> torch.Tensor:
+        return _drawing(self.gan, len(latents))(trees.part(state, "generator"), {"latents": latents})["images"]
 
     def result(self, state: Tree) -> Tree:
         """The generator's weights, averaged over the steps."""
@@ -244,9 +238,7 @@ class FeedbackGan:
         """What critics need to learn in a step: fakes, class by class in turn, and what is drawn by chance."""
         step, device = int(state["round"]) // self.asks, state["round"].device
         rng = torch.Generator().manual_seed(round_seed(self.seed + 1, step))
-        with torch.no_grad():
-            latents = self.gan.latents_of(self._pooled(), rng).to(device)
-            pool = self.gan.generator.images(trees.part(state, "generator"), latents)
+        pool = self._drawn(state, self.gan.latents_of(self._pooled(), rng).to(device))
         return trees.moved(self._chances(rng), device) | {"pool": pool}
 
     def _warming(self, device: torch.device) -> Tree:
@@ -264,6 +256,37 @@ class FeedbackGan:
     def _chances(self, rng: torch.Generator, *turns: int) -> Tree:
         shape = *turns, self.local_steps, self.batch
         return {name: torch.rand(*shape, generator=rng) for name in ("picks", "fakes", "shares")}
+
+
+@functools.lru_cache(maxsize=4)
+def _server_step(algorithm: FeedbackGan) -> Replayed:
+    """A step of the generator and of its average, as one pure function."""
+    gan = algorithm.gan
+
+    def step(generator: Tree, slots: Tree, averaged: Tree, given: Tree) -> Tree:
+        def loss(params: Tree) -> torch.Tensor:
+            return -(gan.generator.images(params, given["latents"]) * given["towards"]).sum() / algorithm.batch
+
+        generator, slots = algorithm.generator(generator, torch.func.grad(loss)(generator), slots)
+        generator = gan.turned(generator)
+        averaged = {
+            name: old if name.endswith(".u") else old.lerp(generator[name], given["fresh"])
+            for name, old in averaged.items()
+        }
+        return trees.joined(generator=generator, slots=slots, averaged=gan.turned(averaged))
+
+    return Replayed(step)
+
+
+@functools.lru_cache(maxsize=4)
+def _drawing(gan: Gan, rows: int) -> Replayed:
+    """Of so many images: as many recordings as there are numbers of them."""
+
+    def drawn(generator: Tree, given: Tree) -> Tree:
+        with torch.no_grad():
+            return {"images": gan.generator.images(generator, given["latents"])}
+
+    return Replayed(drawn)
 
 
 def votes(slopes: torch.Tensor, coins: torch.Tensor, top: int, clip: float | None) -> torch.Tensor:
