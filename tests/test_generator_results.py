@@ -93,6 +93,18 @@ def test_when_time_is_up_whole_rows_are_there_and_the_next_call_goes_on(work, mo
     assert (work.out / "rows" / "some.json").read_bytes() == kept
 
 
+def test_a_model_that_is_gone_is_made_again_unless_it_was_measured(work, monkeypatch):
+    generators.trained(ROWS[:1], work)
+    work.model(ROWS[0], 1).unlink()
+    generators.trained(ROWS[:1], work)
+    assert work.model(ROWS[0], 1).exists()
+    results = generators.measured(ROWS[:1], work, TINY, cores=1)
+    for seed in (0, 1):
+        work.model(ROWS[0], seed).unlink()
+    monkeypatch.setattr(generators, "_train", lambda *given: pytest.fail("trained again"))
+    assert generators.reproduced(ROWS[:1], work, TINY, cores=1) == results
+
+
 def test_results_of_other_settings_are_not_mixed_in(work):
     generators.trained(ROWS[:1], work)
     with pytest.raises(ValueError, match="take another --out"):

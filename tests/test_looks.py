@@ -22,7 +22,7 @@ from fedlens.models.gan import ConvGenerator
 from fedlens.models.looks import fitting, shapes, statistics
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.fitting import DivergedError, Fit, Release
-from fedlens.models.looks.generators import Gaussian, Network
+from fedlens.models.looks.generators import LIKED, Gaussian, Network, Picked
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.psi import BODY, LABELS, Psi
 from fedlens.privacy.guarantee import UNVERIFIED
@@ -262,6 +262,35 @@ def test_a_network_is_fitted_to_its_release_class_by_class():
         assert (images[labels == label].mean(0) - made).abs().mean() < (other - made).abs().mean() / 2
 
 
+class HalfRubbish:
+    """In place of a network: bars, and an image of noise after each."""
+
+    def __init__(self, classes):
+        self.classes = classes
+
+    def drawn(self, params, count, seed):
+        images, labels = bars(count, seed)
+        images[1::2] = 2 * torch.rand(images[1::2].shape, generator=torch.Generator().manual_seed(seed)) - 1
+        return images, labels if self.classes else None
+
+
+@pytest.mark.parametrize("classes", [0, 2])
+def test_what_the_release_likes_least_is_left_out_of_each_class(classes):
+    images, labels = bars(300)
+    psi = Psi(body=Embedding(side=8, features=396), classes=classes, examples=300)
+    release = Release(psi=psi, blocks=psi(unit(images, labels if classes else None)), noise=0.0)
+    picked = Picked(network=HalfRubbish(classes), body=psi.body, keep=0.5)
+    drawn, kinds = picked.drawn({LIKED: release.body}, 200, 1)
+    assert len(drawn) == 200
+    assert float((drawn.amin((1, 2, 3)) > -1).float().mean()) < 0.1  # half of what was drawn has no black
+    if classes:
+        assert (kinds == 1).float().mean().item() == pytest.approx(2 / 3, abs=0.04)
+        upper = drawn[kinds == 0]
+        assert (upper[:, :, :4].mean((1, 2, 3)) > upper[:, :, 4:].mean((1, 2, 3))).float().mean() > 0.9
+    else:
+        assert kinds is None
+
+
 def test_images_without_labels_are_fitted_too():
     images, _ = bars(60)
     psi = Psi(body=Embedding(side=8, features=102), examples=60)
@@ -381,8 +410,9 @@ def test_a_device_that_is_not_there_is_named(run, tmp_path):
     assert "Expected a device of this machine" in done.err
 
 
-def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
-    sets = [word for setting in EMBEDDED for word in ("--set", setting)]
+@pytest.mark.parametrize("keep", [1.0, 0.7])
+def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path, keep):
+    sets = [word for setting in (*EMBEDDED, f"look.keep={keep}") for word in ("--set", setting)]
     report = answer("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)
     assert len(report["runs"]) == 1
     (found,) = (tmp_path / "runs").glob("once-*")
@@ -391,6 +421,16 @@ def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
     tree, _ = tensorfiles.read(tmp_path / "some.safetensors")
     assert tree["images"].shape == (12, 1, 8, 8)
     assert tree["classes"].shape == (12,)
+    again = ("fit", found / "all" / "look.safetensors", "--steps", 3, "--batch", 40, "--keep", keep)
+    answer(*again, "--to", tmp_path / "again")
+    models = [opening.opened(path / "model.safetensors") for path in (found / "all", tmp_path / "again")]
+    assert models[0].drawing == models[1].drawing
+    assert isinstance(models[0].drawing, Picked if keep < 1 else Network)
+
+
+def test_of_moments_nothing_is_left_out(run, tmp_path):
+    done = fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again", "--keep", 0.7)
+    assert (done.code, "Expected to keep all" in done.err) == (2, True)
 
 
 def test_a_release_whose_generator_fails_is_kept_and_the_run_goes_on(tmp_path, monkeypatch):
@@ -442,6 +482,7 @@ def test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros(tmp_
         ("privacy.clip=0.5", "privacy.clip is 0.5"),
         ("look.frequencies=65", "Expected 2 to 64 frequencies"),
         ("look.features=20", "look.features is not used here"),
+        ("look.keep=0.7", "look.keep is not used here"),
         ("model.critic_widths=[8]", "model.critic_widths is not used here"),
     ],
 )
@@ -555,6 +596,23 @@ def test_colour_without_labels_is_looked_at(tmp_path):
     (found,) = (tmp_path / "runs").glob("look-*")
     drawn = opening.opened(found / "all" / "model.safetensors").sampled(5, 0)
     assert drawn.images.shape == (5, 3, 8, 8)
+    assert drawn.classes is None
+
+
+@pytest.mark.parametrize(("side", "channels"), [(9, 3), (28, 1), (64, 1)])
+@pytest.mark.parametrize("family", ["moments", "embedding"])
+def test_images_of_8_to_64_pixels_a_side_are_looked_at(tmp_path, side, channels, family):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (45, *([channels] if channels > 1 else []), side, side), dtype=np.uint8)
+    np.savez(tmp_path / "some.npz", x=images, user=np.arange(45))
+    known = ["--units", 45, "--side", side, "--channels", channels, "--epsilon", 50, "--family", family]
+    small = ["look.features=12", "look.steps=2", "look.batch=4", "look.examples=1"]
+    sets = small if family == "embedding" else ["look.frequencies=9"]
+    known += [word for setting in sets for word in ("--set", setting)]
+    assert fedlens("look", tmp_path / "some.npz", *known, "--out", tmp_path / "runs").code == 0
+    (found,) = (tmp_path / "runs").glob("look-*")
+    drawn = opening.opened(found / "all" / "model.safetensors").sampled(3, 0)
+    assert drawn.images.shape == (3, channels, side, side)
     assert drawn.classes is None
 
 

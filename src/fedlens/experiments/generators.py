@@ -210,8 +210,12 @@ def trained(rows: Sequence[Setup], work: Bench, until: float = math.inf) -> None
 
 
 def _is_there(row: Setup, seed: int, work: Bench) -> bool:
-    """With the settings that are asked for now: results of two are not put into one table."""
-    if not (notes := work.notes(row, seed)).exists():
+    """With the settings that are asked for now: results of two are not put into one table.
+
+    A model that was measured may be gone: what is brought back from a machine are numbers.
+    """
+    measured = (work.out / "rows" / f"{row.name}.json").exists()
+    if not (notes := work.notes(row, seed)).exists() or not (measured or work.model(row, seed).exists()):
         return False
     if files.json_in(notes)["recipe"] != _settings(work.recipe(row, seed)):
         raise ValueError(f"Expected the settings that {row.name} was made with in {work.out}; take another --out.")

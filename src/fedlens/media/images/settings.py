@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from fedlens.algorithms.look import OneLook
 from fedlens.media.protocol import Values
-from fedlens.models.gan import Gan
+from fedlens.models.gan import ConvGenerator, Gan
 from fedlens.recipes.tables import Columns, Settings, Table, changed
 
 LOOK = OneLook.name
@@ -39,11 +39,20 @@ class Networks(Table):
     def built(self, side: int, channels: int) -> Gan:
         pair = Gan.paper(side, channels) if self.size == "paper" else Gan.small(side, channels)
         critic = {"widths": self.critic_widths, "hidden": self.critic_hidden}
-        generator = {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
-        pair = dataclasses.replace(
-            pair, critic=changed(pair.critic, critic), generator=changed(pair.generator, generator)
-        )
+        generator = changed(pair.generator, self._of_generator)
+        pair = dataclasses.replace(pair, critic=changed(pair.critic, critic), generator=generator)
         return pair.conditional(self.classes) if self.classes else pair
+
+    def generator(self, side: int, channels: int) -> ConvGenerator:
+        """That of the pair; alone it can draw images of any side."""
+        make = ConvGenerator if self.size == "paper" else ConvGenerator.small
+        given = self._of_generator | {"classes": self.classes}
+        generator: ConvGenerator = changed(make(side=side, channels=channels), given)
+        return generator
+
+    @property
+    def _of_generator(self) -> dict[str, Any]:
+        return {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
 
 
 class LookSettings(Table):
@@ -56,6 +65,7 @@ class LookSettings(Table):
     steps: PositiveInt = 2000  # embedding: of the generator's fit, as the next two
     batch: PositiveInt = 1000
     rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    keep: Annotated[float, Field(gt=0, le=1)] = 1.0  # embedding: of what is drawn, what the release likes most
     examples: Annotated[int, Field(ge=1, le=4096)] = 128  # of a unit's images, at most
     # Of the squared norm, for what people read. By default a tenth; three fifths where two groups are compared.
     readable: Annotated[float, Field(ge=0, le=0.8)] | None = None
