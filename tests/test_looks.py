@@ -229,6 +229,33 @@ def test_noise_alone_has_no_spread_left():
     assert rest < 0.1  # of a noise whose largest eigenvalue is above 1
 
 
+def test_variance_of_which_no_direction_is_seen_is_not_drawn():
+    values = torch.tensor([-0.3, 0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
+    cleared, rest = fitting._cleared(values, 0.1)
+    assert rest == 0.0
+    assert not cleared.any()
+    assert fitting._cleared(values.abs(), 0.0)[0].sum() == pytest.approx(float(values.abs().sum()))
+
+
+def levels(noise, seed):
+    """Of drawn bars, class by class."""
+    psi = Psi(body=Moments(side=8, frequencies=20), classes=2, several=False, examples=1)
+    release = released(psi, *bars(300), noise, seed)
+    drawing = Gaussian(moments=psi.body, known=2, jitter=0.0)
+    drawn, classes = drawing.drawn(fitting.gaussian(release, psi.body), 900, 0)
+    return [drawn[classes == label].mean((1, 2, 3)) for label in (0, 1)]
+
+
+def test_levels_differ_and_vary_no_more_than_usual_where_noise_hides_how_much():
+    """Their share of what is left for all coordinates made samples of few users black or white."""
+    images, labels = bars(300)
+    real = images[labels == 0].mean((1, 2, 3)).std()
+    assert levels(0.0, 0)[0].std() == pytest.approx(real.item(), rel=0.3)  # no noise: as they are
+    noisy = [levels(0.012, seed) for seed in range(8)]
+    assert max(float(level.std()) for pair in noisy for level in pair) < 0.2  # 0.27 without
+    assert np.mean([abs(float(one.mean() - other.mean())) for one, other in noisy]) < 0.15  # 0.33 without
+
+
 def test_a_class_differs_from_all_of_them_by_what_noise_does_not_explain():
     """Where spread is large, differences are large, and seen; where it is small, what is seen is noise."""
     spread = torch.cat([torch.full((5,), 4.0), torch.full((35,), 0.05)]).double()

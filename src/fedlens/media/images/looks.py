@@ -42,7 +42,7 @@ from fedlens.recipes.tables import Settings
 
 FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
-FEW, ENOUGH = 100, 400  # units for each unit of noise: with few, means are seen better than how much images vary
+FEW, ENOUGH = 120, 400  # units for each unit of noise: with few, means are seen better than how much images vary
 ALONE, COMPARED = 0.1, 0.6  # of the squared norm, for what people read of one group, or of two
 NEAR, NEAREST, FARTHEST = 0.03, 0.15, 0.5  # radius: chosen on other people's digits and clothes, see docs/looks.md
 RULES: tuple[Rule, ...] = (
