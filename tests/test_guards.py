@@ -355,8 +355,8 @@ MUTATIONS = {
     ),
     "the noise that a look is told with": (
         "media/images/looks.py",
-        "noise = plan.stddev / plan.expected_contributors",
-        "noise = plan.stddev",
+        "noise=plan.stddev / units, units=units), **about)",
+        "noise=plan.stddev, units=units), **about)",
         "test_looks.py::test_the_release_says_how_noisy_it_is",
     ),
     "the answer of a look": (
