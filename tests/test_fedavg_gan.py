@@ -17,6 +17,7 @@ from fedlens.curators.engine import Engine
 from fedlens.curators.protocol import PrivacySpentError
 from fedlens.data.population import Population
 from fedlens.ledger import Ledger
+from fedlens.models import convolutions
 from fedlens.models import gan as networks
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.privacy import Everyone, L2Clip, Plan, Poisson, UpdateAndBit
@@ -151,7 +152,9 @@ def test_matrix_products_equal_convolutions(shape):
             "there and back": ops.flat(ops.unflat(ops.flat(wanted), wanted)),
         }
 
-    torch.testing.assert_close(everything(networks.Products), everything(networks.Convolutions), rtol=1e-10, atol=1e-11)
+    expected = everything(convolutions.Convolutions())
+    for products in (convolutions.Products(), convolutions.Patches()):
+        torch.testing.assert_close(everything(products), expected, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("critic", CRITICS, ids=repr)
@@ -306,10 +309,17 @@ def test_the_papers_networks_have_the_papers_sizes():
     assert small.drawn(small.generator.init(0), 3, seed=0, batch=4)[0].shape == (3, 1, 8, 8)
 
 
-@pytest.mark.parametrize("make", [lambda: ConvCritic(side=10, widths=(4, 4)), lambda: ConvGenerator(side=10)])
-def test_a_side_the_network_cannot_halve_is_refused_by_name(make):
+def test_a_side_the_critic_cannot_halve_is_refused_by_name():
     with pytest.raises(ValueError, match="side=10 divisible by 4"):
-        make()
+        ConvCritic(side=10, widths=(4, 4))
+
+
+@pytest.mark.parametrize("side", [3, 9, 10, 28, 31])
+def test_a_generator_draws_images_of_any_side(side):
+    generator = ConvGenerator(side=side, latent=4, hidden=8, widths=(8, 4, 4))
+    made = generator.images(generator.init(0), torch.randn(5, 4, generator=torch.Generator().manual_seed(0)))
+    assert made.shape == (5, 1, side, side)
+    assert made[..., -1].std() > 0  # to the edge
 
 
 # Optimizers

@@ -63,6 +63,48 @@ def test_what_is_there_is_not_made_or_measured_again(work, monkeypatch):
     assert generators.measured(ROWS[:1], work, TINY, cores=1) == before
 
 
+FIT = "look.features=198", "look.steps=2", "look.batch=40"
+ROUNDS = "privacy.rounds=2", "model.critic_widths=[4]", "model.generator_widths=[16,8]", "training.generator_steps=1"
+FEW = {"embedding": FIT, "moments": ("look.frequencies=9",), "gan": ROUNDS, "started": (*FIT, *ROUNDS)}
+
+
+@pytest.mark.parametrize("unit", ["example", "user"])
+@pytest.mark.parametrize("family", FEW)
+def test_a_row_of_every_kind_is_trained_drawn_from_and_measured(work, family, unit):
+    row = Setup(name="tiny", data="mnist", unit=unit, epsilon=50.0, family=family, sets=FEW[family])
+    (result,) = generators.reproduced([row], work, TINY, cores=1)
+    assert result["family"] == family
+    assert len(result["evaluation"]["scores"]) == 6
+    assert result["epsilon"] == pytest.approx(50, rel=1e-3)
+    assert (work.out / "table.md").read_text() == generators.table([result])
+
+
+def test_when_time_is_up_whole_rows_are_there_and_the_next_call_goes_on(work, monkeypatch):
+    now = iter([0.0, 0.0, 0.0, *[9.0] * 9])  # enough for two seeds of one row, and for measuring it
+    with monkeypatch.context() as patched:
+        patched.setattr(generators.time, "time", lambda: next(now))
+        first = generators.reproduced(ROWS, work, TINY, cores=1, until=5.0)
+    assert [result["name"] for result in first] == ["some"]
+    kept = (work.out / "rows" / "some.json").read_bytes()
+    assert not work.notes(ROWS[1], 0).exists()
+    second = generators.reproduced(ROWS, work, TINY, cores=1)
+    assert [result["name"] for result in second] == ["some", "others"]
+    assert second[0] == first[0]
+    assert (work.out / "rows" / "some.json").read_bytes() == kept
+
+
+def test_a_model_that_is_gone_is_made_again_unless_it_was_measured(work, monkeypatch):
+    generators.trained(ROWS[:1], work)
+    work.model(ROWS[0], 1).unlink()
+    generators.trained(ROWS[:1], work)
+    assert work.model(ROWS[0], 1).exists()
+    results = generators.measured(ROWS[:1], work, TINY, cores=1)
+    for seed in (0, 1):
+        work.model(ROWS[0], seed).unlink()
+    monkeypatch.setattr(generators, "_train", lambda *given: pytest.fail("trained again"))
+    assert generators.reproduced(ROWS[:1], work, TINY, cores=1) == results
+
+
 def test_results_of_other_settings_are_not_mixed_in(work):
     generators.trained(ROWS[:1], work)
     with pytest.raises(ValueError, match="take another --out"):
@@ -105,10 +147,14 @@ def test_every_row_is_a_recipe_whose_price_is_its_epsilon(row, tmp_path):
     written(tmp_path / "mnist_by_writer.npz")
     with np.load(tmp_path / "mnist_by_writer.npz") as held:
         np.savez(tmp_path / "fashion_mnist.npz", **{name: held[name] for name in generators.ARRAYS})
-    recipe = Bench(out=tmp_path / "out", folder=tmp_path, device="cpu").recipe(row, 1)
+    sets = ["privacy.shards=20"] if any("shards" in one for one in row.settings) else []
+    sets += ["privacy.groups=20"] if any("groups" in one for one in row.settings) else []
+    recipe = Bench(out=tmp_path / "out", folder=tmp_path, device="cpu", sets=tuple(sets)).recipe(row, 1)
     assert recipe.guarantee(recipe.spendings()).epsilon == pytest.approx(row.epsilon, rel=1e-3)
     assert str(recipe.privacy.unit) == row.unit
-    assert recipe.algorithm_name == ("fedavg-gan" if row.family == "gan" else "look")
+    trained = dict.fromkeys(("gan", "started"), "fedavg-gan") | dict.fromkeys(generators.FEEDBACK, "feedback-gan")
+    assert recipe.algorithm_name == trained.get(row.family, "look")
+    assert ("first" in recipe.plans) == (row.family == "started")
 
 
 def test_a_row_is_made_and_measured_from_the_command_line(tmp_path, monkeypatch):

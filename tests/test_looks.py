@@ -22,7 +22,7 @@ from fedlens.models.gan import ConvGenerator
 from fedlens.models.looks import fitting, shapes, statistics
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.fitting import DivergedError, Fit, Release
-from fedlens.models.looks.generators import Gaussian, Network
+from fedlens.models.looks.generators import LIKED, Gaussian, Network, Picked
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.psi import BODY, LABELS, Psi
 from fedlens.privacy.guarantee import UNVERIFIED
@@ -229,6 +229,33 @@ def test_noise_alone_has_no_spread_left():
     assert rest < 0.1  # of a noise whose largest eigenvalue is above 1
 
 
+def test_variance_of_which_no_direction_is_seen_is_not_drawn():
+    values = torch.tensor([-0.3, 0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
+    cleared, rest = fitting._cleared(values, 0.1)
+    assert rest == 0.0
+    assert not cleared.any()
+    assert fitting._cleared(values.abs(), 0.0)[0].sum() == pytest.approx(float(values.abs().sum()))
+
+
+def levels(noise, seed):
+    """Of drawn bars, class by class."""
+    psi = Psi(body=Moments(side=8, frequencies=20), classes=2, several=False, examples=1)
+    release = released(psi, *bars(300), noise, seed)
+    drawing = Gaussian(moments=psi.body, known=2, jitter=0.0)
+    drawn, classes = drawing.drawn(fitting.gaussian(release, psi.body), 900, 0)
+    return [drawn[classes == label].mean((1, 2, 3)) for label in (0, 1)]
+
+
+def test_levels_differ_and_vary_no_more_than_usual_where_noise_hides_how_much():
+    """Their share of what is left for all coordinates made samples of few users black or white."""
+    images, labels = bars(300)
+    real = images[labels == 0].mean((1, 2, 3)).std()
+    assert levels(0.0, 0)[0].std() == pytest.approx(real.item(), rel=0.3)  # no noise: as they are
+    noisy = [levels(0.012, seed) for seed in range(8)]
+    assert max(float(level.std()) for pair in noisy for level in pair) < 0.2  # 0.27 without
+    assert np.mean([abs(float(one.mean() - other.mean())) for one, other in noisy]) < 0.15  # 0.33 without
+
+
 def test_a_class_differs_from_all_of_them_by_what_noise_does_not_explain():
     """Where spread is large, differences are large, and seen; where it is small, what is seen is noise."""
     spread = torch.cat([torch.full((5,), 4.0), torch.full((35,), 0.05)]).double()
@@ -260,6 +287,35 @@ def test_a_network_is_fitted_to_its_release_class_by_class():
         other = images[labels != label].mean(0)
         made = drawn[classes == label].mean(0)
         assert (images[labels == label].mean(0) - made).abs().mean() < (other - made).abs().mean() / 2
+
+
+class HalfRubbish:
+    """In place of a network: bars, and an image of noise after each."""
+
+    def __init__(self, classes):
+        self.classes = classes
+
+    def drawn(self, params, count, seed):
+        images, labels = bars(count, seed)
+        images[1::2] = 2 * torch.rand(images[1::2].shape, generator=torch.Generator().manual_seed(seed)) - 1
+        return images, labels if self.classes else None
+
+
+@pytest.mark.parametrize("classes", [0, 2])
+def test_what_the_release_likes_least_is_left_out_of_each_class(classes):
+    images, labels = bars(300)
+    psi = Psi(body=Embedding(side=8, features=396), classes=classes, examples=300)
+    release = Release(psi=psi, blocks=psi(unit(images, labels if classes else None)), noise=0.0)
+    picked = Picked(network=HalfRubbish(classes), body=psi.body, keep=0.5)
+    drawn, kinds = picked.drawn({LIKED: release.body}, 200, 1)
+    assert len(drawn) == 200
+    assert float((drawn.amin((1, 2, 3)) > -1).float().mean()) < 0.1  # half of what was drawn has no black
+    if classes:
+        assert (kinds == 1).float().mean().item() == pytest.approx(2 / 3, abs=0.04)
+        upper = drawn[kinds == 0]
+        assert (upper[:, :, :4].mean((1, 2, 3)) > upper[:, :, 4:].mean((1, 2, 3))).float().mean() > 0.9
+    else:
+        assert kinds is None
 
 
 def test_images_without_labels_are_fitted_too():
@@ -381,8 +437,9 @@ def test_a_device_that_is_not_there_is_named(run, tmp_path):
     assert "Expected a device of this machine" in done.err
 
 
-def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
-    sets = [word for setting in EMBEDDED for word in ("--set", setting)]
+@pytest.mark.parametrize("keep", [1.0, 0.7])
+def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path, keep):
+    sets = [word for setting in (*EMBEDDED, f"look.keep={keep}") for word in ("--set", setting)]
     report = answer("run", written(tmp_path, LOOK), "--out", tmp_path / "runs", *sets)
     assert len(report["runs"]) == 1
     (found,) = (tmp_path / "runs").glob("once-*")
@@ -391,6 +448,16 @@ def test_an_embedding_makes_a_model_that_can_be_sampled_and_compared(tmp_path):
     tree, _ = tensorfiles.read(tmp_path / "some.safetensors")
     assert tree["images"].shape == (12, 1, 8, 8)
     assert tree["classes"].shape == (12,)
+    again = ("fit", found / "all" / "look.safetensors", "--steps", 3, "--batch", 40, "--keep", keep)
+    answer(*again, "--to", tmp_path / "again")
+    models = [opening.opened(path / "model.safetensors") for path in (found / "all", tmp_path / "again")]
+    assert models[0].drawing == models[1].drawing
+    assert isinstance(models[0].drawing, Picked if keep < 1 else Network)
+
+
+def test_of_moments_nothing_is_left_out(run, tmp_path):
+    done = fedlens("fit", run / "all" / "look.safetensors", "--to", tmp_path / "again", "--keep", 0.7)
+    assert (done.code, "Expected to keep all" in done.err) == (2, True)
 
 
 def test_a_release_whose_generator_fails_is_kept_and_the_run_goes_on(tmp_path, monkeypatch):
@@ -442,6 +509,7 @@ def test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros(tmp_
         ("privacy.clip=0.5", "privacy.clip is 0.5"),
         ("look.frequencies=65", "Expected 2 to 64 frequencies"),
         ("look.features=20", "look.features is not used here"),
+        ("look.keep=0.7", "look.keep is not used here"),
         ("model.critic_widths=[8]", "model.critic_widths is not used here"),
     ],
 )
@@ -558,6 +626,23 @@ def test_colour_without_labels_is_looked_at(tmp_path):
     assert drawn.classes is None
 
 
+@pytest.mark.parametrize(("side", "channels"), [(9, 3), (28, 1), (64, 1)])
+@pytest.mark.parametrize("family", ["moments", "embedding"])
+def test_images_of_8_to_64_pixels_a_side_are_looked_at(tmp_path, side, channels, family):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (45, *([channels] if channels > 1 else []), side, side), dtype=np.uint8)
+    np.savez(tmp_path / "some.npz", x=images, user=np.arange(45))
+    known = ["--units", 45, "--side", side, "--channels", channels, "--epsilon", 50, "--family", family]
+    small = ["look.features=12", "look.steps=2", "look.batch=4", "look.examples=1"]
+    sets = small if family == "embedding" else ["look.frequencies=9"]
+    known += [word for setting in sets for word in ("--set", setting)]
+    assert fedlens("look", tmp_path / "some.npz", *known, "--out", tmp_path / "runs").code == 0
+    (found,) = (tmp_path / "runs").glob("look-*")
+    drawn = opening.opened(found / "all" / "model.safetensors").sampled(3, 0)
+    assert drawn.images.shape == (3, channels, side, side)
+    assert drawn.classes is None
+
+
 def test_colour_where_grey_is_expected_costs_nothing(tmp_path):
     colourful(tmp_path / "some.npz")
     done = fedlens("look", tmp_path / "some.npz", "--units", 45, "--side", 8, "--out", tmp_path / "runs")
@@ -578,7 +663,7 @@ def test_an_example_is_protected_where_that_is_asked_for(tmp_path):
 def test_a_user_alone_is_not_looked_at(tmp_path):
     """Nor with one image: a noisy count says that too few are there."""
     np.savez(tmp_path / "one.npz", x=np.zeros((1, 8, 8), np.uint8), user=np.zeros(1, np.int64))
-    known = ["--units", 30, "--side", 8, "--epsilon", 50]  # so that the count is hardly noisy
+    known = ["--units", 30, "--side", 8, "--epsilon", 50, "--set", "privacy.count_noise=2"]  # 1 is never taken for 20
     done = fedlens("look", tmp_path / "one.npz", *known, "--out", tmp_path / "runs")
     assert done.code == 0
     (found,) = (tmp_path / "runs").glob("look-*")

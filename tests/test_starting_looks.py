@@ -200,6 +200,7 @@ def test_an_interrupted_run_ends_like_one_that_was_not(tmp_path, monkeypatch):
         (["model.start=fresh"], "look.features is not used here"),
         (["algorithm=look", "privacy.rounds=1", "privacy.clip=1.0"], "model.start is not used here"),
         (["look.features=20"], "Expected a multiple of 6 features"),
+        (["look.keep=0.7"], "look.keep is not used here"),
         (["look.share=1.0"], "look.share: input should be less than 1"),
     ],
 )

@@ -140,6 +140,9 @@ def fit(
     batch: Annotated[int, Option(min=2, help="Images in a step.")] = 1000,
     rate: Annotated[float, Option(min=1e-6, max=1, help="Of the fit.")] = 1e-3,
     seed: Annotated[int, Option(help="Of the weights.")] = 0,
+    keep: Annotated[
+        float, Option(min=0.01, max=1, help="Share of a network's images that are kept: those the release likes most.")
+    ] = 1.0,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -157,7 +160,7 @@ def fit(
     opened = looks.Look.open(release)
     settings, where = Fit(steps=steps, batch=batch, rate=rate, seed=seed), chosen_device(device)
     room.check(opened.release.psi, batch, memory_of(where))
-    model = looks.refitted(opened, looks.drawing_for(opened), settings, where)
+    model = looks.refitted(opened, looks.drawing_for(opened, keep), settings, where)
     if (path := to / model.file).exists():
         raise ValueError(f"Expected no file at {path}; it would be overwritten.")
     to.mkdir(parents=True, exist_ok=True)

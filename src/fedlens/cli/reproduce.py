@@ -34,7 +34,7 @@ def reproduce(
     out: Annotated[pathlib.Path | None, Option(help="What is there is not made again. Default: runs/WHAT.")] = None,
     names: Annotated[list[str] | None, Option("--row", help="Only these rows; may be given again.")] = None,
     together: Annotated[int, Option(min=1, help="Models that train in one vectorised run.")] = 12,
-    minutes: Annotated[float | None, Option(help="Start no further training after so many minutes.")] = None,
+    minutes: Annotated[float | None, Option(help="Begin nothing after so many minutes; the next call goes on.")] = None,
     train: Annotated[bool, Option("--train/--no-train", help="Train what is missing.")] = True,
     diagnose: Annotated[
         bool, Option("--diagnose/--no-diagnose", help="Contrast what is trained, or measure generators.")
@@ -60,7 +60,7 @@ def reproduce(
     where = device or default_device()
     if what == _GENERATORS:
         work = _work(out, where, tune, sets or [])
-        results, tables = _of_generators(work, names, until if train else 0.0, diagnose, classifiers)
+        results, tables = _of_generators(work, names, until, train, diagnose, classifiers)
         say(results, tables, as_json)
         return
     if what == _IMAGE_LOOKS:
@@ -155,22 +155,19 @@ def _work(out: pathlib.Path, device: str, tune: bool, sets: "Sequence[str]") -> 
 
 
 def _of_generators(
-    work: "Bench", names: "Sequence[str] | None", until: float, diagnose: bool, classifiers: str
+    work: "Bench", names: "Sequence[str] | None", until: float, train: bool, diagnose: bool, classifiers: str
 ) -> tuple[list[dict[str, Any]], str]:
     """How good is what one look draws?"""
-    from fedlens.core import files
     from fedlens.experiments import generators, trials
 
     chosen = trials.chosen_rows(names, generators.ROWS)
-    if until:
+    if train and not diagnose:
         generators.trained(chosen, work, until)
     if not diagnose:
         return [], ""
     protocol = generators.protocol(tuple(name.strip() for name in classifiers.split(",") if name.strip()))
-    results = generators.measured(chosen, work, protocol, cores=os.cpu_count() or 1)
-    tables = generators.table(results)
-    files.write(work.out / "table.md", tables)
-    return results, tables
+    results = generators.reproduced(chosen, work, protocol, os.cpu_count() or 1, until, train=train)
+    return results, generators.table(results)
 
 
 def _of_image_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[list[dict[str, Any]], str]:

@@ -119,7 +119,10 @@ class ConvCritic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConvGenerator:
-    """Two dense layers, then transposed convolutions up to `side`; batch statistics always, also when sampling."""
+    """Two dense layers, then transposed convolutions up to `side`; batch statistics always, also when sampling.
+
+    Where doubling does not lead to `side`, what goes beyond it is cut off before the last layer.
+    """
 
     side: int
     channels: int = 1
@@ -133,11 +136,14 @@ class ConvGenerator:
         check_sizes(self.widths, **sizes, classes=self.classes + 1)  # 0 is none
         if not self.widths:
             raise ValueError("Expected widths of at least one layer in a generator.")
-        _divisible(self.side, len(self.widths) - 1)
 
     @property
     def _base(self) -> int:
-        return self.side >> (len(self.widths) - 1)
+        return -(-self.side >> (len(self.widths) - 1))
+
+    @classmethod
+    def small(cls, side: int = 28, channels: int = 1) -> "ConvGenerator":
+        return cls(side=side, channels=channels, latent=64, hidden=256, widths=(64, 32, 16))
 
     def init(self, seed: int) -> Tree:
         return _initialised(self._shapes, seed)
@@ -172,6 +178,7 @@ class ConvGenerator:
             x = _normalised(
                 F.conv_transpose2d(x, params[f"up{layer}.weight"], stride=2, padding=1), params[f"up{layer}.shift"]
             )
+        x = x[..., : self.side, : self.side]
         return F.conv2d(F.pad(x, (1, 2, 1, 2)), params["image.weight"], params["image.bias"]).tanh()
 
 
@@ -236,7 +243,7 @@ class Gan:
     @classmethod
     def small(cls, side: int = 28, channels: int = 1) -> "Gan":
         """A pair for few users and small epsilons: noise grows with the number of weights, about 3,000 at 28 x 28."""
-        generator = ConvGenerator(side=side, channels=channels, latent=64, hidden=256, widths=(64, 32, 16))
+        generator = ConvGenerator.small(side, channels)
         return cls(generator=generator, critic=ConvCritic(side=side, channels=channels, widths=(8, 16)))
 
     @classmethod

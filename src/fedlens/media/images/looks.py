@@ -33,7 +33,7 @@ from fedlens.models.gan import ConvGenerator
 from fedlens.models.looks import fitting
 from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.fitting import Fit, Release
-from fedlens.models.looks.generators import Gaussian, Network
+from fedlens.models.looks.generators import LIKED, Gaussian, Network, Picked
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.psi import Psi
 from fedlens.models.sizes import fitting as fits
@@ -42,7 +42,7 @@ from fedlens.recipes.tables import Settings
 
 FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
-FEW, ENOUGH = 100, 400  # units for each unit of noise: with few, means are seen better than how much images vary
+FEW, ENOUGH = 120, 400  # units for each unit of noise: with few, means are seen better than how much images vary
 ALONE, COMPARED = 0.1, 0.6  # of the squared norm, for what people read of one group, or of two
 NEAR, NEAREST, FARTHEST = 0.03, 0.15, 0.5  # radius: chosen on other people's digits and clothes, see docs/looks.md
 RULES: tuple[Rule, ...] = (
@@ -53,6 +53,12 @@ RULES: tuple[Rule, ...] = (
         "features steps batch rate",
         lambda look, recipe: _looks(recipe, "embedding"),
         "look.family = 'embedding'",
+    ),
+    (
+        LookSettings,
+        "keep",
+        lambda _, recipe: recipe.algorithm == LOOK and _looks(recipe, "embedding"),
+        "algorithm = 'look' and look.family = 'embedding'",
     ),
     (LookSettings, "share", lambda _, recipe: starts_from_look(recipe), "model.start = 'look'"),
     (
@@ -141,12 +147,17 @@ def _moments(recipe: Settings) -> Moments:
     return Moments(side=side(recipe), channels=channels(recipe), frequencies=number, count=count, spread=spread)
 
 
-def drawing(recipe: Settings) -> Network | Gaussian:
+def drawing(recipe: Settings) -> Network | Picked | Gaussian:
     """What is fitted to it."""
-    body = psi(recipe).body
+    body, table = psi(recipe).body, look(recipe)
     if isinstance(body, Moments):
-        return Gaussian(moments=body, known=networks(recipe).classes, jitter=look(recipe).jitter)
-    return Network(generator=gan(recipe).conv_generator)
+        return Gaussian(moments=body, known=networks(recipe).classes, jitter=table.jitter)
+    return _picked(networks(recipe).generator(side(recipe), channels(recipe)), body, table.keep)
+
+
+def _picked(generator: ConvGenerator, body: Embedding, keep: float) -> Network | Picked:
+    network = Network(generator=generator)
+    return Picked(network=network, body=body, keep=keep) if keep < 1 else network
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -185,7 +196,7 @@ class Fitted(protocol.Trained):
     """A generator that was fitted to a look, with the look's guarantee: the content of model.safetensors."""
 
     medium: ClassVar[str] = "images"
-    drawing: Network | Gaussian
+    drawing: Network | Picked | Gaussian
     generator: Tree = dataclasses.field(repr=False)
     refitted: bool = False  # after its run: the ledger knows its price, and not its hash
 
@@ -204,7 +215,7 @@ class Fitted(protocol.Trained):
         cls._check_header(about, path, ["drawing"])
         with damage_of(path):
             values = dict(about["drawing"])
-            kind = {"Network": Network, "Gaussian": Gaussian}[values.pop("kind")]
+            kind = {"Network": Network, "Picked": Picked, "Gaussian": Gaussian}[values.pop("kind")]
             again = about.get("refitted") is True
             opened = cls(drawing=from_settings(kind, values), generator=generator, refitted=again, **cls._stated(about))
         check_fits(opened.drawing, generator, path)
@@ -241,22 +252,26 @@ def _fit(recipe: Settings) -> Fit:
     return Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
 
 
-def refitted(release: Look, drawing: Network | Gaussian, fit: Fit, device: str = "cpu") -> Fitted:
+def refitted(release: Look, drawing: Network | Picked | Gaussian, fit: Fit, device: str = "cpu") -> Fitted:
     """A model of a look: free."""
     if isinstance(drawing, Gaussian):
         params = fitting.gaussian(release.release, drawing.moments)
+    elif isinstance(drawing, Picked):
+        params = fit(release.release, drawing.network, device=device) | {LIKED: release.release.body}
     else:
         params = fit(release.release, drawing, device=device)
     stated = {name: getattr(release, name) for name in release.readers}
     return Fitted(drawing=drawing, generator=params, refitted=True, **stated)
 
 
-def drawing_for(release: Look) -> Network | Gaussian:
+def drawing_for(release: Look, keep: float = 1.0) -> Network | Picked | Gaussian:
     """What is fitted to images as those of a look, unless a recipe says otherwise."""
     asked = release.release.psi
     if isinstance(asked.body, Moments):
+        if keep < 1:
+            raise ValueError("Expected to keep all where moments make the images: nothing tells which are liked least.")
         return Gaussian(moments=asked.body, known=asked.classes, jitter=LookSettings().jitter)
     sizes = {"side": asked.body.side, "channels": asked.body.channels, "classes": asked.classes}
     usual = fitted_to(sizes)
     hidden, widths = usual["generator_hidden"], tuple(usual["generator_widths"])
-    return Network(generator=ConvGenerator(latent=64, hidden=hidden, widths=widths, **sizes))
+    return _picked(ConvGenerator(latent=64, hidden=hidden, widths=widths, **sizes), asked.body, keep)

@@ -9,7 +9,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from fedlens.algorithms.feedback_gan import FeedbackGan
 from fedlens.algorithms.look import OneLook
 from fedlens.media.protocol import Values
-from fedlens.models.gan import Gan
+from fedlens.models.gan import ConvGenerator, Gan
 from fedlens.models.projection import ResidualGenerator
 from fedlens.recipes.tables import Columns, Settings, Table, changed
 
@@ -45,13 +45,25 @@ class Networks(Table):
     def built(self, side: int, channels: int) -> Gan:
         pair = PAIRS[self.size](side, channels)
         critic = {"widths": self.critic_widths, "hidden": self.critic_hidden}
-        generator = {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
-        if isinstance(pair.generator, ResidualGenerator):
-            generator = {"latent": self.generator_latent, "width": self.generator_hidden}  # one for all of its layers
-        pair = dataclasses.replace(
-            pair, critic=changed(pair.critic, critic), generator=changed(pair.generator, generator)
-        )
+        of_generator = self._of_generator
+        if isinstance(pair.generator, ResidualGenerator):  # one width for all of its layers
+            of_generator = {"latent": self.generator_latent, "width": self.generator_hidden}
+        generator = changed(pair.generator, of_generator)
+        pair = dataclasses.replace(pair, critic=changed(pair.critic, critic), generator=generator)
         return pair.conditional(self.classes) if self.classes else pair
+
+    def generator(self, side: int, channels: int) -> ConvGenerator:
+        """That of the pair; alone it can draw images of any side."""
+        if self.size not in ("paper", "small"):
+            return self.built(side, channels).conv_generator
+        make = ConvGenerator if self.size == "paper" else ConvGenerator.small
+        given = self._of_generator | {"classes": self.classes}
+        generator: ConvGenerator = changed(make(side=side, channels=channels), given)
+        return generator
+
+    @property
+    def _of_generator(self) -> dict[str, Any]:
+        return {"latent": self.generator_latent, "hidden": self.generator_hidden, "widths": self.generator_widths}
 
 
 class LookSettings(Table):
@@ -64,6 +76,7 @@ class LookSettings(Table):
     steps: PositiveInt = 2000  # embedding: of the generator's fit, as the next two
     batch: PositiveInt = 1000
     rate: Annotated[float, Field(gt=0, le=1)] = 1e-3
+    keep: Annotated[float, Field(gt=0, le=1)] = 1.0  # embedding: of what is drawn, what the release likes most
     examples: Annotated[int, Field(ge=1, le=4096)] = 128  # of a unit's images, at most
     # Of the squared norm, for what people read. By default a tenth; three fifths where two groups are compared.
     readable: Annotated[float, Field(ge=0, le=0.8)] | None = None

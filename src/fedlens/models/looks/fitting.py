@@ -90,6 +90,8 @@ def gaussian(release: Release, moments: Moments) -> Tree:
     """The weights of a `Gaussian`: means, and covariances without the part that noise explains.
 
     What all classes share is seen best. Along its axes a class differs from it by as much as noise does not explain.
+    Variance that is not seen is shared by all axes, which is too much for levels and contrast, one number each of many:
+    without what is done for them, samples of small epsilons are black, white, or shrill.
     """
     counts, sums, products = moments.read(release.body.double())
     total = counts.sum().clamp(min=1e-9)
@@ -99,25 +101,51 @@ def gaussian(release: Release, moments: Moments) -> Tree:
     covariances = products / (shares * total)[:, None, None] - means[:, :, None] * means[:, None, :]
     pooled = (shares[:, None, None] * covariances).sum(0) / shares.sum()
     values, axes = torch.linalg.eigh(pooled)
-    spread, rest = _cleared(values, float((shares * noises).norm() / shares.sum()))
-    factors = [
-        axes @ _root(_told(spread, axes.T @ (own - pooled) @ axes, float(noise)), rest)
-        for own, noise in zip(covariances, noises, strict=True)
-    ]
-    return {"shares": release.shares, "mean": means.float(), "factor": torch.stack(factors).float()}
+    noise_of_all = float((shares * noises).norm() / shares.sum())
+    spread, rest = _cleared(values, noise_of_all)
+    factors = torch.stack(
+        [
+            axes @ _root(_told(spread, axes.T @ (own - pooled) @ axes, float(noise)), rest)
+            for own, noise in zip(covariances, noises, strict=True)
+        ]
+    )
+    errors = release.body_noise * moments.noise_of_means / (shares * total)
+    for place, usual in moments.usual.items():
+        means[:, place] = _together(means[:, place], errors, shares)
+        seen = torch.maximum(_surely(covariances[:, place, place], noises), _surely(pooled[place, place], noise_of_all))
+        varies = factors[:, place].square().sum(1)
+        factors[:, place] *= (seen.clamp(min=usual) / varies.clamp(min=1e-30)).sqrt().clamp(max=1.0)[:, None]
+    return {"shares": release.shares, "mean": means.float(), "factor": factors.float()}
+
+
+def _surely(variance: torch.Tensor, noise: torch.Tensor | float) -> torch.Tensor:
+    """Without two standard deviations of the noise on a diagonal."""
+    return variance - 2 * math.sqrt(2) * noise
+
+
+def _together(numbers: torch.Tensor, errors: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+    """Those of the classes, drawn together by what noise explains of their differences (James and Stein 1961)."""
+    middle = (shares * numbers).sum() / shares.sum()
+    apart = numbers - middle
+    explained = (shares * errors.square()).sum() / (shares * apart.square()).sum().clamp(min=1e-30)
+    drawn: torch.Tensor = middle + (1 - explained).clamp(min=0.0) * apart
+    return drawn
 
 
 def _cleared(values: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
     """The eigenvalues of a noisy symmetric matrix without its noise, and the least of them.
 
     Noise alone spreads eigenvalues over a semicircle of radius 2 noise sqrt(n); what sticks out of it was pushed out
-    by it, and is drawn back (Gavish and Donoho 2017). The rest share what the trace says is left, evenly.
+    by it, and is drawn back (Gavish and Donoho 2017). The trace says what is left for the rest, evenly; where that is
+    most of it, nobody knows in which directions it lies, and samples that vary in all of them show nothing: so the rest
+    get the part of it that the others have of the whole.
     """
     edge = 2 * noise * math.sqrt(len(values)) * (1 + len(values) ** (-2 / 3))  # where the largest lies is random, too
     clear = values > edge
     shrunk = torch.where(clear, (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2, 0.0)
-    left = (values.sum() - shrunk.sum()).clamp(min=0) / (~clear).sum().clamp(min=1)
-    cleared = torch.where(clear, shrunk, left)
+    left = (values.sum() - shrunk.sum()).clamp(min=0)
+    known = shrunk.sum() / (shrunk.sum() + left).clamp(min=1e-30)
+    cleared = torch.where(clear, shrunk, known * left / (~clear).sum().clamp(min=1))
     return cleared, float(cleared.min())
 
 

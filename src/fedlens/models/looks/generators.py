@@ -9,10 +9,12 @@ import torch.nn.functional as F
 
 from fedlens.core.trees import Tree
 from fedlens.models.gan import ConvGenerator
+from fedlens.models.looks.embedding import Embedding
 from fedlens.models.looks.moments import Moments
 from fedlens.models.sizes import check_sizes, fitting
 
 Drawn = tuple[torch.Tensor, torch.Tensor | None]
+LIKED = "liked"  # among the weights: what was released
 _BATCH = 256  # a network's images lean on the statistics of their batch, so batches are full
 
 
@@ -56,6 +58,50 @@ class Network:
         """Normal numbers and, if it knows classes, which to draw."""
         normal = torch.randn(len(labels), self.generator.latent, generator=rng, device=rng.device)
         return torch.cat([normal, F.one_hot(labels, self.classes).float()], 1) if self.classes else normal
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Picked:
+    """What a network draws, without the images of each class that the release likes least.
+
+    A network follows the noise of a release, too: where noise alone asks for images it draws rubbish. The release's
+    mean embedding is about how many of a class lie near an image, and there are few near rubbish.
+    """
+
+    network: Network
+    body: Embedding
+    keep: float  # share of the images of a class
+
+    def __post_init__(self) -> None:
+        if not 0 < self.keep <= 1:
+            raise ValueError("Expected to keep a share above 0, and of 1 at most.")
+
+    @property
+    def classes(self) -> int:
+        return self.network.classes
+
+    def fits(self, params: Tree) -> bool:
+        weights = {name: leaf for name, leaf in params.items() if name != LIKED}
+        liked = {name: leaf for name, leaf in params.items() if name == LIKED}
+        return fitting(liked, {LIKED: (max(1, self.classes), self.body.size)}) and self.network.fits(weights)
+
+    def drawn(self, params: Tree, count: int, seed: int) -> Drawn:
+        many = -(-math.ceil(count / self.keep) // _BATCH) * _BATCH  # enough of each class to choose from
+        images, labels = self.network.drawn(params, many, seed)
+        rows = torch.zeros(many, dtype=torch.long) if labels is None else labels
+        liking = self._liking(params[LIKED], images, rows)
+        kept = []
+        for row in rows.unique():
+            here = (rows == row).nonzero()[:, 0]
+            kept.append(here[liking[here].topk(math.ceil(self.keep * len(here))).indices])
+        chosen = torch.cat(kept).sort().values[:count]  # in the order in which they were drawn
+        return images[chosen], None if labels is None else labels[chosen]
+
+    def _liking(self, liked: torch.Tensor, images: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """How near each image is to what was released of its class."""
+        parts = zip(images.split(_BATCH), rows.split(_BATCH), strict=True)
+        with torch.no_grad():
+            return torch.cat([(self.body(part.to(liked.device)) * liked[row]).sum(1).cpu() for part, row in parts])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

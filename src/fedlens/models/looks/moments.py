@@ -14,6 +14,7 @@ import torch
 from fedlens.models.looks.shapes import check_form
 
 _LEVEL, _CONTRAST = 0.05, 0.03  # of the squared norm of a point; the rest is for the form
+_USUAL = 0.15, 0.3  # deviations of levels (of -1 to 1) and of contrasts (doubled, or halved), about as of drawn shapes
 _FAINT = 1e-3  # a form of rounding errors is none; one pixel that differs by one in 255 has a norm of 0.008
 _RISE = 0.5, 4.0  # a frequency r counts (1 + r / 4)^0.5 times: low ones are strong in every image, and tell little
 
@@ -101,6 +102,17 @@ class Moments:
     def noise_of_counts(self) -> float:
         """The noise of a count, per unit of noise in the released numbers."""
         return 1 / self._weights[0]
+
+    @property
+    def noise_of_means(self) -> float:
+        """The noise of a sum, per unit of noise in the released numbers."""
+        return 1 / self._weights[1]
+
+    @property
+    def usual(self) -> dict[int, float]:
+        """By their coordinate: how much levels and contrast usually vary, whatever the images."""
+        level, contrast = (part * deviation**2 for part, deviation in zip((_LEVEL, _CONTRAST), _USUAL, strict=True))
+        return dict.fromkeys(range(self.channels), level / self.channels) | {self.coordinates - 1: contrast}
 
     @property
     def noise_of_products(self) -> float:
