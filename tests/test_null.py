@@ -111,10 +111,3 @@ def test_too_few_pairs_and_options_without_a_null_are_refused_before_anything_is
     done = fedlens("compare", run / "low", run / "high", "--device", "cpu")
     assert done.code == 2
     assert "Expected --device with --null" in done.err
-
-
-def test_samples_of_text_are_trained_on_as_they_are():
-    import test_texts
-
-    sample = test_texts.texts()
-    assert torch.equal(sample.examples()["x"], sample.sequences)

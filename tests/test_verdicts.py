@@ -1,13 +1,12 @@
 """What a comparison of two groups' samples comes to: found, different, nothing differs, or inconclusive."""
 
 import pytest
-import test_contrast
-import test_wordings
 import torch
-from test_contrast import letters, pair, samples
+from toy_samples import framed, letters, pair, samples, spelling, written
 
 from fedlens.media.images import hypotheses
 from fedlens.media.images.contrast import contrast
+from fedlens.media.images.faults import FAULTS
 from fedlens.media.text.contrast import contrast as contrast_of_text
 from fedlens.report import comparison, ranking
 from fedlens.report.comparison import FEWEST, Null
@@ -108,7 +107,7 @@ def test_a_guess_that_comes_close_is_not_ruled_out_by_a_null():
 
 def test_a_fault_that_leaves_much_is_not_named():
     """White frames: inverting makes a white ground of a black one, which is nearer and far from right."""
-    left, right = test_contrast.framed(letters(300, 0)), letters(300, 1)
+    left, right = framed(letters(300, 0)), letters(300, 1)
     first = hypotheses.ranked(left, right)[0]
     assert first["kind"] == "inverted"
     assert hypotheses.NAMED <= first["score"] < comparison.MOST
@@ -155,7 +154,7 @@ def test_what_merely_blurs_is_not_taken_for_a_fault_of_both_groups():
 
 def test_only_faults_that_lose_nothing_are_undone():
     images = letters(20, 0)
-    for fault in test_contrast.FAULTS.known.values():
+    for fault in FAULTS.known.values():
         if fault.undo:
             torch.testing.assert_close(fault.undo(fault.change(images)), images)
 
@@ -169,20 +168,17 @@ def of_text(left, right, **about):
 
 
 def test_words_that_a_fault_explains_are_found():
-    written = test_wordings.written
     kind, told = of_text(written(1, "concatenated", 0.3), written(2, label="right"))
     assert kind == FOUND
     assert "%" in told
 
 
 def test_words_alike_do_not_differ():
-    spelling = test_wordings.spelling
     kind, _ = of_text(spelling(3), spelling(4, label="right"))
     assert kind == NOTHING
 
 
 def test_a_diverged_language_model_makes_no_guess():
-    spelling = test_wordings.spelling
     odd = spelling(1)
     odd.log_probability[:] = float("nan")
     kind, told = of_text(odd, spelling(2, label="right"))
@@ -191,7 +187,6 @@ def test_a_diverged_language_model_makes_no_guess():
 
 
 def test_a_null_decides_about_words_too():
-    written = test_wordings.written
     sides = written(1, "concatenated", 0.03), written(2, label="right")
     plain = contrast_of_text(*sides)
     if plain.findings:

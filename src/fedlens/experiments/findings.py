@@ -523,7 +523,7 @@ PARTS = ("power", "rare", "clean", "accuracy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bench:
+class ImageBench:
     """Where data lie, and where results go."""
 
     folder: pathlib.Path
