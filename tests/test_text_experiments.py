@@ -179,7 +179,7 @@ def test_models_of_several_seeds_are_one_line_with_their_mean_and_spread(spoken,
     assert f"({hit.first[0]:.2%} to {hit.first[1]:.2%})" in line
 
 
-def foretold_by_hand(model, params, sentences):
+def predicted_by_hand(model, params, sentences):
     """Each symbol is tried as the next one, and the likeliest is right or wrong."""
     numbers, guesses = {word: number for number, word in enumerate(model.vocabulary)}, []
     for sentence in sentences:
@@ -191,15 +191,15 @@ def foretold_by_hand(model, params, sentences):
     return f"{sum(guesses) / len(guesses):.1%}"
 
 
-def test_next_words_are_foretold_as_often_as_counted_by_hand(spoken, folder):
+def test_next_words_are_predicted_as_often_as_counted_by_hand(spoken, folder):
     trials = experiments.trials([spoken])
     low, high = (TextModel.open(trial.model_file(folder)) for trial in trials)
     start = trees.part(trials[0].recipe.stage("train", "all").start(), "model")
     said = (folder / "held_out.txt").read_text().splitlines()
     expected = [
-        f"| public words only | 0 | 0% | 1 | {foretold_by_hand(low, start, said)} |",
-        f"| and users | 8 | 0% | 1 | {foretold_by_hand(high, high.parameters, said)} |",
-        f"| and users | 8 | 100% | 1 | {foretold_by_hand(low, low.parameters, said)} |",
+        f"| public words only | 0 | 0% | 1 | {predicted_by_hand(low, start, said)} |",
+        f"| and users | 8 | 0% | 1 | {predicted_by_hand(high, high.parameters, said)} |",
+        f"| and users | 8 | 100% | 1 | {predicted_by_hand(low, low.parameters, said)} |",
     ]
     assert len({line.split("|")[5] for line in expected}) == 3  # or nobody could tell which model was asked
     assert text_experiments.next_word_accuracy([spoken], folder).splitlines()[2:] == expected
