@@ -72,7 +72,7 @@ class Judged:
     @property
     def _guess(self) -> str:
         if not self.explanation.fits:
-            return "No fault was tried."
+            return "Nothing is left that a fault could explain." if self.traces else "No fault was tried."
         best, *others = self.explanation.fits[:2]
         following = f", next {others[0].weight:.0%}" if others else ""
         return f"Not claimed: {best.summary}, {best.weight:.0%}{following}."

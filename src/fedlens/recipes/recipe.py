@@ -47,7 +47,7 @@ class Recipe(Keyed):
     ... except RecipeError as error:
     ...     print(error)
     4 problems in the recipe:
-      task: input should be 'T1', 'T2', 'T3' or 'T4'
+      task: input should be 'T1', 'T2', 'T3', 'T4' or 'T6'
       data: missing
       selections: missing
       privacy: missing
