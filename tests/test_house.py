@@ -11,6 +11,7 @@ import tomllib
 import numpy as np
 import pytest
 import warm_python
+from toy_texts import PAIR
 
 import fedlens
 from fedlens import media
@@ -27,14 +28,7 @@ path = "{data}"
 attributes = ["version"]
 [levels]
 samples = 400
-[selections.new]
-by = "attribute"
-attribute = "version"
-values = [1]
-[selections.old]
-by = "attribute"
-attribute = "version"
-values = [0]
+{selections}
 [privacy]
 epsilon = 8.0
 delta = 1e-5
@@ -121,7 +115,7 @@ def test_a_third_medium_is_one_folder_and_one_line(house, tmp_path):
     )
     assert touched(house) == (["media/levels"], [1])
     people(tmp_path / "levels")
-    (tmp_path / "recipe.toml").write_text(RECIPE.format(data=tmp_path / "levels"))
+    (tmp_path / "recipe.toml").write_text(RECIPE.format(data=tmp_path / "levels", selections=PAIR))
     report = command(house, "run", "recipe.toml", "--out", "runs", "--json")
     assert [finding["kind"] for finding in report["findings"]] == ["upended"]
     assert report["guarantee"]["epsilon"] == pytest.approx(8.0, rel=1e-3)
