@@ -595,6 +595,7 @@ def test_images_that_are_all_equal_are_drawn_alike(tmp_path):
 
 
 def test_two_groups_are_compared_by_their_looks(tmp_path):
+    """Seeded: under fresh noise, one run of 40 said that they differ and left the fault unnamed."""
     recipe = LOOK.replace("deal_to = 40", 'deal_to = 100\nbug = { kind = "inverted", fraction = 0.5, mark = "odd" }')
     recipe = recipe.replace(
         '[selections.all]\nby = "everyone"',
@@ -603,7 +604,7 @@ def test_two_groups_are_compared_by_their_looks(tmp_path):
     )
     recipe = recipe.replace("units = 40", "units = 50").replace("population = 40", "population = 100")
     recipe = recipe.replace('task = "T1"', 'task = "T4"')
-    report = answer("run", written(tmp_path, recipe), "--out", tmp_path / "runs")
+    report = answer("run", written(tmp_path, recipe), "--out", tmp_path / "runs", "--simulate", 0)
     assert report["findings"][0]["kind"] == "inverted"
 
 
