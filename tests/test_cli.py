@@ -345,9 +345,11 @@ def test_the_command_to_go_on_can_be_pasted_whatever_the_folder_is_called(tmp_pa
     assert entries(tmp_path / "my runs" / "ledger.sqlite") == 3
 
 
-# As if somebody pressed it then: on a busy machine a signal from another process may come when all is done.
+# As if somebody pressed it then: on a busy machine a signal from another process may come when all is done. And what a
+# shell starts in the background ignores it, with all that it starts.
 CTRL_C = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from fedlens import cli
 from fedlens.cli import progress
 aside = progress.aside
