@@ -614,7 +614,7 @@ def _once_in_a_while(save):
 
 def test_critics_that_are_damaged_are_not_gone_on_with(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(SimulatedCurator, "_released", _full_disk)
+        patched.setattr(SimulatedCurator, "_released", _full_disk(after=2))
         assert fedlens("run", written(tmp_path), "--simulate", "3", "--out", tmp_path / "runs").code == 1
     (run,) = (tmp_path / "runs").glob("gs-*")
     kept = sorted((tmp_path / "runs" / ".private").glob("*.memory/*/*/*.npy"))
@@ -624,10 +624,13 @@ def test_critics_that_are_damaged_are_not_gone_on_with(tmp_path, monkeypatch):
     assert "damaged" in done.err
 
 
-def _full_disk(self, steps, query, release=SimulatedCurator._released):
-    if self._stage == "train":
-        raise OSError("the disk is full")
-    return release(self, steps, query)
+def _full_disk(after):
+    def released(self, steps, query, release=SimulatedCurator._released):
+        if self._stage == "train" and self._position == after:
+            raise OSError("the disk is full")
+        return release(self, steps, query)
+
+    return released
 
 
 def test_critics_that_no_memory_holds_are_refused_before_anything_is_asked(tmp_path):
