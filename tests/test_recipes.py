@@ -129,7 +129,10 @@ def test_an_unknown_name_is_answered_with_the_names_of_its_own_table(override, p
             text(privacy=privacy(clip=None, epsilon=None, noise_multiplier="2.0")),
             "give clip, top_k or [privacy.adaptive_clip], one of them",
         ),
-        (text(privacy=privacy(adaptive_clip="{ start = 0.1 }")), "give clip, top_k or [privacy.adaptive_clip], one of them"),
+        (
+            text(privacy=privacy(adaptive_clip="{ start = 0.1 }")),
+            "give clip, top_k or [privacy.adaptive_clip], one of them",
+        ),
         (text(privacy=privacy(sampling='"poisson"')), "rate goes with sampling = 'poisson', which needs it"),
         (text(privacy=privacy(rate="0.5")), "rate goes with sampling = 'poisson', which needs it"),
         (text(privacy=privacy(users="41")), "units=41 exceeds population=40"),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fedlens import media
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms import ALGORITHMS, FeedbackGan
 from fedlens.media import opening
 from fedlens.media.protocol import Medium, Rule
 from fedlens.privacy import Unit
@@ -15,6 +15,7 @@ from fedlens.recipes.tables import Bug, Columns, Data, Optimizer, PrimarySetting
 if TYPE_CHECKING:
     from fedlens.recipes.recipe import Recipe
 
+FEEDBACK = FeedbackGan.name
 BY_EXAMPLE = "right", "wrong", "class"  # selections of some of a user's examples
 RULES: tuple[Rule, ...] = (
     (Data, "images labels", lambda data, _: "images" in data.own_options, "source = 'npz'"),
@@ -33,7 +34,9 @@ RULES: tuple[Rule, ...] = (
     ),
     (Selection, "minimum_examples", lambda group, _: group.by in BY_EXAMPLE, "by = 'right', 'wrong' or 'class'"),
     (Privacy, "capped", lambda privacy, _: privacy.sampling == "poisson", "sampling = 'poisson'"),
+    (Privacy, "shards top_k", lambda _, recipe: recipe.algorithm == FEEDBACK, f"algorithm = '{FEEDBACK}'"),
     (Privacy, "size_is_public", lambda privacy, _: privacy.sampling == "fixed-size", "sampling = 'fixed-size'"),
+    (Training, "vote_clip agreement", lambda _, recipe: recipe.privacy.top_k, "top_k, in place of a clip"),
     (Optimizer, "momentum nesterov", lambda optimizer, _: optimizer.kind == "sgd", "kind = 'sgd'"),
     (Optimizer, "nesterov", lambda optimizer, _: optimizer.momentum, "momentum"),
     (Optimizer, "beta1 beta2", lambda optimizer, _: optimizer.kind == "adam", "kind = 'adam'"),
