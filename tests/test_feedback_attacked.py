@@ -253,6 +253,12 @@ public = "public.jsonl"
         Recipe.parsed(text, ["privacy.shards=5"])
 
 
+@pytest.mark.parametrize("size", ["gs-wgan", "datalens"])
+def test_a_start_that_a_pair_cannot_make_is_refused_before_the_look_is_paid(size):
+    with pytest.raises(RecipeError, match=r"model\.size = 'paper' or 'small'"):
+        Recipe.parsed(RECIPE, ["model.start=look", "look.family=embedding", f"model.size={size}"])
+
+
 @pytest.mark.parametrize(
     ("option", "company"),
     [

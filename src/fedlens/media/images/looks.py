@@ -146,6 +146,11 @@ def drawing(recipe: Settings) -> Network | Gaussian:
     body = psi(recipe).body
     if isinstance(body, Moments):
         return Gaussian(moments=body, known=networks(recipe).classes, jitter=look(recipe).jitter)
+    return network(recipe)
+
+
+def network(recipe: Settings) -> Network:
+    """What is fitted where a GAN starts from a look: a generator of the kind that can be."""
     return Network(generator=gan(recipe).plain[0])
 
 
@@ -232,7 +237,7 @@ def fitted(recipe: Settings, release: Look, device: str) -> Fitted:
 
 def start(recipe: Settings, release: Look, device: str) -> Tree:
     """The weights of a generator that a GAN goes on with."""
-    params = _fit(recipe)(release.release, Network(generator=gan(recipe).plain[0]), device=device)
+    params = _fit(recipe)(release.release, network(recipe), device=device)
     return {name: leaf for name, leaf in params.items() if name != "shares"}
 
 

@@ -78,6 +78,7 @@ class Images(Medium):
                 looks.drawing(recipe)
             if starts_from_look(recipe):
                 looks.psi(recipe)
+                looks.network(recipe)  # and not when the look is paid
         except ValueError as error:
             problems.append(str(error))
         problems += feedback.problems(recipe)
