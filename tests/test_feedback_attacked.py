@@ -90,6 +90,20 @@ def test_whoever_stops_a_run_anywhere_goes_on_with_it_and_pays_nothing_twice(
     assert same(opening.opened(run / "all" / "model.safetensors").generator, whole[kind])
 
 
+def test_units_are_not_dealt_anew_by_another_seed(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        stopped_in(patched, "before the noise", 5)
+        fedlens("run", written(tmp_path), "--out", tmp_path / "runs")
+    (run,) = (tmp_path / "runs").glob("gs-*")
+    kept = run / "recipe.toml"
+    assert "seed = 0" in kept.read_text()
+    kept.write_text(kept.read_text().replace("seed = 0", "seed = 7", 1))
+    done = fedlens("run", "--resume", run)
+    assert done.code == 2
+    assert "Expected the recipe that" in done.err
+    assert Ledger(run.parent / "ledger.sqlite").spent(f"{run.name}/all", "train") == 6
+
+
 # Neighbours
 
 SAMPLERS = {
