@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedlens
-from test_feedback_gan import ALGORITHM, RECIPE, SHARDS, plan_of, written
+from toy_feedback import ALGORITHM, RECIPE, SHARDS, plan_of, written
 from toys import same
 
 from fedlens.core import trees

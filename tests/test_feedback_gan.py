@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedlens
+from toy_feedback import ALGORITHM, PROJECTED, RECIPE, SHARDS, plan_of, written
 from toys import same
 
 from fedlens.algorithms.feedback_gan import FeedbackGan, _coins, votes
@@ -37,13 +38,6 @@ from fedlens.privacy import (
 from fedlens.recipes.recipe import Recipe, RecipeError
 from fedlens.runs import folder
 
-SHARDS = 6
-PROJECTED = Gan(
-    generator=ResidualGenerator(side=8, latent=4, width=6, classes=3),
-    critic=ProjectionCritic(side=8, widths=(4, 6), classes=3),
-)
-ALGORITHM = FeedbackGan(gan=PROJECTED, batch=6, examples=8, local_steps=2, warm_steps=1, local=Adam(rate=1e-2))
-
 
 def digits(rows=40, seed=0):
     rng = np.random.default_rng(seed)
@@ -54,18 +48,6 @@ def digits(rows=40, seed=0):
 def without(population, row):
     columns = {name: np.delete(column, row, 0) for name, column in population.columns.items()}
     return Population.from_arrays(population.name, columns, np.ones(len(population) - 1, np.int64))
-
-
-def plan_of(sampling, bound=None, noise=0.0, releases=4):
-    return Plan(
-        sampling=sampling,
-        bound=bound or RowClip(row_norm=1.0, rows=6),
-        noise_multiplier=noise,
-        releases=releases,
-        expected_contributors=1.0,
-        unit=Unit.EXAMPLE,
-        shards=SHARDS,
-    )
 
 
 def curator_of(population, sampling, algorithm=ALGORITHM, ledger=None, **plan):
@@ -477,43 +459,6 @@ def test_a_model_of_either_kind_comes_back_from_disk(tmp_path, gan):
 
 
 # Recipes
-
-RECIPE = """
-name = "gs"
-task = "T1"
-algorithm = "feedback-gan"
-side = 8
-[data]
-source = "digits"
-deal_to = 100
-[selections.all]
-by = "everyone"
-[privacy]
-unit = "example"
-epsilon = 50.0
-delta = 1e-5
-rounds = 8
-units = 1797
-population = 1797
-sampling = "balanced"
-groups = 5
-shards = 5
-[model]
-size = "gs-wgan"
-classes = 10
-critic_widths = [4, 6]
-generator_hidden = 6
-[training]
-batch = 10
-examples = 12
-local_steps = 1
-warm_steps = 1
-"""
-
-
-def written(folder, text=RECIPE):
-    (folder / "gs.toml").write_text(text)
-    return folder / "gs.toml"
 
 
 def test_a_recipe_says_who_is_asked_and_what_it_costs():
