@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from fedlens.core import files, tensorfiles
+from fedlens.curators.memory import Memory
 from fedlens.data import readers
 from fedlens.data.population import Population
 from fedlens.ledger import Account, Spending, guarantee, keys
@@ -38,8 +39,9 @@ from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.models.lstm import LanguageModel
 from fedlens.models.markov import SYMBOLS, Markov
+from fedlens.models.projection import ProjectionCritic, ResidualGenerator
 from fedlens.models.words import Vocabulary
-from fedlens.privacy import Everyone, L2Clip, MatrixPlan, Plan, Poisson
+from fedlens.privacy import Everyone, FixedSize, L2Clip, MatrixPlan, Plan, Poisson, TopKSign
 from fedlens.privacy.matrix import Banded
 
 CANARY = "canary7391"  # stands in all private data; no message may quote it
@@ -640,6 +642,11 @@ def _plan() -> Plan:
     )
 
 
+def _of_shards() -> Plan:
+    asked = {"sampling": FixedSize(size=1, population=4), "bound": TopKSign(k=3, rows=2)}
+    return Plan(**asked, noise_multiplier=4.0, releases=3, expected_contributors=1.0, shards=4)
+
+
 def _matrix() -> MatrixPlan:
     return MatrixPlan(
         strategy=Banded(bands=4),
@@ -670,6 +677,13 @@ def _model(folder: pathlib.Path) -> None:
     generator = ConvGenerator(side=4, latent=2, hidden=3, widths=(3, 2))
     gan = Gan(generator=generator, critic=ConvCritic(side=4, widths=(2,)))
     Model(gan=gan, generator=generator.init(0), **_origin(), **_TRAINED).save(folder / "made.safetensors")
+
+
+def _feedback_model(folder: pathlib.Path) -> None:
+    generator = ResidualGenerator(side=4, latent=2, width=2, classes=2)
+    gan = Gan(generator=generator, critic=ProjectionCritic(side=4, widths=(2,), classes=2))
+    about = _origin(spending=_spending(_of_shards()))
+    Model(gan=gan, generator=generator.init(0), **about, **_TRAINED).save(folder / "made.safetensors")
 
 
 def _texts(folder: pathlib.Path) -> None:
@@ -811,6 +825,18 @@ def _resumed(folder: pathlib.Path) -> Any:
     return keeper.resumed(recipe.stages[-1])
 
 
+def _memory(folder: pathlib.Path) -> None:
+    Memory({"critic": torch.rand(3, 4), "steps": torch.zeros(3)}).save(folder / "kept")
+    (rows,) = (inner for inner in (folder / "kept").iterdir() if inner.is_dir())
+    index = folder / "kept" / "memory.json"
+    index.write_text(index.read_text().replace(rows.name, "0" * 16))  # where it is known to lie
+    rows.rename(folder / "kept" / ("0" * 16))
+
+
+def _remembered(folder: pathlib.Path) -> Any:
+    return Memory.open(folder / "kept").rows(np.arange(3))
+
+
 def _thresholds(folder: pathlib.Path) -> None:
     from fedlens.runs import reporting as run_reports
 
@@ -872,6 +898,7 @@ TARGETS: dict[str, Target] = {
     "samples": Target(file="made.safetensors", seed=_samples, mutation=_HEADERS, read=_said(Samples)),
     "texts": Target(file="made.safetensors", seed=_texts, mutation=_HEADERS, read=_said(Texts)),
     "model": Target(file="made.safetensors", seed=_model, mutation=_HEADERS, read=_any_model),
+    "feedback model": Target(file="made.safetensors", seed=_feedback_model, mutation=_HEADERS, read=_any_model),
     "text model": Target(file="made.safetensors", seed=_text_model, mutation=_HEADERS, read=_any_model),
     "ngram model": Target(file="made.safetensors", seed=_ngrams, mutation=_HEADERS, read=_any_model),
     "classifier": Target(file="made.safetensors", seed=_classifier, mutation=_HEADERS, read=_ask),
@@ -894,6 +921,10 @@ TARGETS: dict[str, Target] = {
         seed=_run,
         mutation=_HEADERS,
         read=lambda folder: _resumed(folder),
+    ),
+    "memory": Target(file="kept/memory.json", seed=_memory, mutation=_JSON, read=_remembered),
+    "memory rows": Target(
+        file="kept/0000000000000000/0.npy", seed=_memory, mutation=either(npywise, bytewise), read=_remembered
     ),
     "key": Target(
         file="key.pem",

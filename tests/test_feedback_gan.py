@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from command_line import fedlens
+from toy_feedback import ALGORITHM, PROJECTED, RECIPE, SHARDS, plan_of, written
 from toys import same
 
 from fedlens.algorithms.feedback_gan import FeedbackGan, _coins, votes
@@ -40,13 +41,6 @@ from fedlens.privacy import (
 from fedlens.recipes.recipe import Recipe, RecipeError
 from fedlens.runs import folder
 
-SHARDS = 6
-PROJECTED = Gan(
-    generator=ResidualGenerator(side=8, latent=4, width=6, classes=3),
-    critic=ProjectionCritic(side=8, widths=(4, 6), classes=3),
-)
-ALGORITHM = FeedbackGan(gan=PROJECTED, batch=6, examples=8, local_steps=2, warm_steps=1, local=Adam(rate=1e-2))
-
 
 def digits(rows=40, seed=0):
     rng = np.random.default_rng(seed)
@@ -57,18 +51,6 @@ def digits(rows=40, seed=0):
 def without(population, row):
     columns = {name: np.delete(column, row, 0) for name, column in population.columns.items()}
     return Population.from_arrays(population.name, columns, np.ones(len(population) - 1, np.int64))
-
-
-def plan_of(sampling, bound=None, noise=0.0, releases=4):
-    return Plan(
-        sampling=sampling,
-        bound=bound or RowClip(row_norm=1.0, rows=6),
-        noise_multiplier=noise,
-        releases=releases,
-        expected_contributors=1.0,
-        unit=Unit.EXAMPLE,
-        shards=SHARDS,
-    )
 
 
 def curator_of(population, sampling, algorithm=ALGORITHM, ledger=None, **plan):
@@ -481,43 +463,6 @@ def test_a_model_of_either_kind_comes_back_from_disk(tmp_path, gan):
 
 # Recipes
 
-RECIPE = """
-name = "gs"
-task = "T1"
-algorithm = "feedback-gan"
-side = 8
-[data]
-source = "digits"
-deal_to = 100
-[selections.all]
-by = "everyone"
-[privacy]
-unit = "example"
-epsilon = 50.0
-delta = 1e-5
-rounds = 8
-units = 1797
-population = 1797
-sampling = "balanced"
-groups = 5
-shards = 5
-[model]
-size = "gs-wgan"
-classes = 10
-critic_widths = [4, 6]
-generator_hidden = 6
-[training]
-batch = 10
-examples = 12
-local_steps = 1
-warm_steps = 1
-"""
-
-
-def written(folder, text=RECIPE):
-    (folder / "gs.toml").write_text(text)
-    return folder / "gs.toml"
-
 
 def test_a_recipe_says_who_is_asked_and_what_it_costs():
     recipe = Recipe.parsed(RECIPE)
@@ -632,7 +577,7 @@ def test_a_feedback_gan_may_start_from_a_look(tmp_path):
 
 def test_critics_that_are_damaged_are_not_gone_on_with(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr(SimulatedCurator, "_released", _full_disk)
+        patched.setattr(SimulatedCurator, "_released", _full_disk(after=2))
         assert fedlens("run", written(tmp_path), "--simulate", "3", "--out", tmp_path / "runs").code == 1
     (run,) = (tmp_path / "runs").glob("gs-*")
     kept = sorted((tmp_path / "runs" / ".private").glob("*.memory/*/*/*.npy"))
@@ -642,10 +587,13 @@ def test_critics_that_are_damaged_are_not_gone_on_with(tmp_path, monkeypatch):
     assert "damaged" in done.err
 
 
-def _full_disk(self, steps, query, release=SimulatedCurator._released):
-    if self._stage == "train":
-        raise OSError("the disk is full")
-    return release(self, steps, query)
+def _full_disk(after):
+    def released(self, steps, query, release=SimulatedCurator._released):
+        if self._stage == "train" and self._position == after:
+            raise OSError("the disk is full")
+        return release(self, steps, query)
+
+    return released
 
 
 def test_critics_that_no_disk_holds_are_refused_before_anything_is_asked(tmp_path, monkeypatch):

@@ -184,6 +184,55 @@ MUTATIONS = {
         "kept = True",
         "test_feedback_gan.py::test_where_it_is_hidden_who_was_asked_nobody_remembers_it",
     ),
+    "the shards that were planned": (
+        "curators/simulated.py",
+        "if plan.shards != population.shards:",
+        "if False:",
+        "test_feedback_gan.py::test_a_plan_of_shards_is_asked_of_these_shards_only",
+    ),
+    "the neighbours that stay in their shards": (
+        "privacy/plan.py",
+        "if self.neighbours == Neighbours.REPLACE_ONE:",
+        "if False:",
+        "test_feedback_gan.py::test_plans_of_shards_that_promise_nothing_are_refused",
+    ),
+    "the shards that are no units": (
+        "data/population.py",
+        "if self.shards is not None:",
+        "if False:",
+        "test_feedback_attacked.py::test_shards_are_neither_dealt_to_shards_nor_taken_for_users",
+    ),
+    "the shards in columns of their own": (
+        "data/population.py",
+        "by_examples=self.by_examples, shards=self.shards)",
+        "by_examples=self.by_examples)",
+        "test_feedback_attacked.py::test_shards_stay_shards_in_columns_of_their_own",
+    ),
+    "the rows that a shard's sum is bounded in": (
+        "recipes/recipe.py",
+        "RowClip(row_norm=p.clip, rows=rows)",
+        "RowClip(row_norm=p.clip, rows=1)",
+        "test_feedback_gan.py::test_a_recipe_says_who_is_asked_and_what_it_costs",
+    ),
+    "the silence of what is remembered": (
+        "curators/simulated.py",
+        "        self._bounded_sum(Question(name=name, work=work,",
+        "        return self._bounded_sum(Question(name=name, work=work,",
+        "test_feedback_gan.py::test_what_units_remember_is_neither_answered_nor_charged",
+    ),
+    "the engine in the name of what is remembered": (
+        "curators/simulated.py",
+        'f" remembered by {engine}"',
+        '" remembered"',
+        "test_feedback_attacked.py::test_what_units_remember_is_named_by_the_arithmetic_that_made_it",
+    ),
+    "the memory that goes with a state": (
+        "runs/carrying_out.py",
+        "if curator.memory.name == remembered:",
+        "if True:",
+        "test_feedback_attacked.py"
+        "::test_whoever_stops_a_run_anywhere_goes_on_with_it_and_pays_nothing_twice[balanced-in the middle-13]",
+    ),
     "the turns of correlated releases": (
         "ledger/reserving.py",
         "plan.in_turn and release != made",

@@ -250,6 +250,7 @@ def test_a_run_may_be_interrupted_again_and_again(tmp_path, finished):
 def test_a_full_disk_during_a_checkpoint_costs_nothing(tmp_path, monkeypatch, finished, failing):
     run = created(tmp_path)
     monkeypatch.setattr(run_folders, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(run_folders, "SAVING", 0.0)
     with monkeypatch.context() as patched:
         full_disk(patched, "checkpoint.safetensors", after=failing - 1)
         with pytest.raises(OSError, match="No space left"):

@@ -22,6 +22,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import secrets
 import shutil
 import tempfile
@@ -119,11 +120,12 @@ class Memory:
         except FileNotFoundError:
             raise ValueError(f"Expected a saved memory in {folder.name}; there is none.") from None
         named = all(isinstance(name, str) for name in about["leaves"])
-        if about["version"] != VERSION or not about["rows"].isalnum() or not named:
+        if about["version"] != VERSION or not re.fullmatch("[0-9a-f]{16}", about["rows"]) or not named:
             raise ValueError(damaged)
         rows = folder / about["rows"]
         saved = {name: _read(rows / f"{place}.npy", damaged) for place, name in enumerate(about["leaves"])}
-        memory = cls(saved, scratch=scratch)
+        with files.damage(damaged):
+            memory = cls(saved, scratch=scratch)
         if memory._name != about["sha256"]:  # of a first content the name is a hash
             raise ValueError(damaged)
         memory._name = about["name"]

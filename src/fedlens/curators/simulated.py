@@ -125,7 +125,7 @@ class SimulatedCurator:
         _blank, _memory, shape = self._tried(work, message)
         engine = Engine.of_all(self._device)
         everyone = np.arange(len(self._population))
-        name = self._query(contribute, message, " remembered")
+        name = self._query(contribute, message, f" remembered by {engine}")
         self._bounded_sum(Question(name=name, work=work, message=message, cohort=everyone, shape=shape), engine)
 
     def _asked(self, contribute: Contribute, message: Tree, how: str = "") -> Question:

@@ -225,7 +225,7 @@ class Population:
         rows = self._all_rows()
         columns = {name: np.ascontiguousarray(column[rows]) for name, column in self.columns.items()}
         whole = Population.from_arrays(self.name, columns, self.counts)
-        return dataclasses.replace(whole, selected=self.selected, by_examples=self.by_examples)
+        return dataclasses.replace(whole, selected=self.selected, by_examples=self.by_examples, shards=self.shards)
 
     def _all_rows(self) -> np.ndarray:
         first = np.cumsum(self.counts) - self.counts  # not unit by unit: there may be a million
@@ -234,6 +234,7 @@ class Population:
 
     def by_example(self) -> "Population":
         """Every example becomes a unit of its own: example-level privacy."""
+        self._check_of_units()
         rows = self._all_rows()
         starts, counts = np.arange(len(rows)), np.ones(len(rows), np.int64)
         name = f"{self.name}/examples"
@@ -245,6 +246,7 @@ class Population:
         So nobody is in two shards, and one unit more or less changes one shard, and nobody else's place. Not by their
         number in the data: whoever left would move all who come later. A shard without anybody is there all the same.
         """
+        self._check_of_units()  # else one of its units would decide where all of a shard go
         places = np.fromiter((self._shard(unit, shards, key) for unit in range(len(self))), np.int64, len(self))
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places, self.counts, shards).astype(np.int64)
@@ -255,6 +257,10 @@ class Population:
         return dataclasses.replace(
             self, name=name, starts=starts, counts=counts, rows=rows, selected=False, shards=shards
         )
+
+    def _check_of_units(self) -> None:
+        if self.shards is not None:
+            raise ValueError("Expected units, and not shards that they were put together in.")
 
     def _shard(self, unit: int, shards: int, key: int) -> int:
         content = hashlib.blake2b(f"shard {key} of {shards}".encode(), digest_size=8)

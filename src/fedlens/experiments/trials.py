@@ -184,7 +184,7 @@ class _Job:
 def _jobs(wanted: Sequence[Trial], out: pathlib.Path) -> Iterator[_Job]:
     kept: dict[str, Site] = {}  # the last ones: reading them may take longer than training
     for trial in wanted:
-        stage = trial.recipe.stage(TRAIN, trial.row.selection(trial.group))
+        stage = trial.recipe.stage(COUNT, trial.row.selection(trial.group))  # of units, also where shards are trained
         own = {"data", "primary", "selections", *trial.recipe.medium.tables}
         prepared = trial.recipe.model_dump_json(include=own)
         if prepared not in kept:

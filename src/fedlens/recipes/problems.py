@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fedlens import media
-from fedlens.algorithms import ALGORITHMS
+from fedlens.algorithms import ALGORITHMS, FeedbackGan
 from fedlens.media import opening
 from fedlens.media.protocol import Medium, Rule
 from fedlens.privacy import Unit
@@ -26,6 +26,8 @@ from fedlens.recipes.tables import (
 
 if TYPE_CHECKING:
     from fedlens.recipes.recipe import Recipe
+
+FEEDBACK = FeedbackGan.name
 
 
 def _with(name: str) -> str:
@@ -54,7 +56,9 @@ RULES: tuple[Rule, ...] = (
     ),
     (Selection, "minimum_examples", lambda group, _: group.by in BY_EXAMPLE, "by = 'right', 'wrong' or 'class'"),
     (Privacy, "capped", lambda privacy, _: privacy.sampling == "poisson", "sampling = 'poisson'"),
+    (Privacy, "shards top_k", lambda _, recipe: recipe.algorithm == FEEDBACK, f"algorithm = '{FEEDBACK}'"),
     (Privacy, "size_is_public", lambda privacy, _: privacy.sampling == "fixed-size", "sampling = 'fixed-size'"),
+    (Training, "vote_clip agreement", lambda _, recipe: recipe.privacy.top_k, "top_k, in place of a clip"),
     (Optimizer, "momentum nesterov", lambda optimizer, _: optimizer.kind == "sgd", "kind = 'sgd'"),
     (Optimizer, "nesterov", lambda optimizer, _: optimizer.momentum, "momentum"),
     (Optimizer, "beta1 beta2", lambda optimizer, _: optimizer.kind == "adam", "kind = 'adam'"),

@@ -93,15 +93,20 @@ def carried_out(
         # Killed in its first round, it must be able to ask the same again: another engine's is another question.
         curator.settle(stage.algorithm.contribute, stage.algorithm.round(state)[0])
         keeper.save(state, curator)
+    remembered = curator.memory.name
     try:
         for state in stage.algorithm.run(curator, state):  # noqa: B020 the latest is what is kept
+            remembered = curator.memory.name
             keeper.went_on(state, curator)
     except RunClosedError:
         raise  # somebody gave it up
     except PrivacySpentError as refusal:
         keeper.ended_early(state, curator, refusal)
     except (KeyboardInterrupt, OSError):
-        keeper.save(state, curator)
+        # In the middle of a round units remember more than goes with the state, or are torn. Saved with it, they would
+        # be asked something new: what was saved before asks the same again, for free.
+        if curator.memory.name == remembered:
+            keeper.save(state, curator)
         raise
     keeper.save(state, curator)
     return state

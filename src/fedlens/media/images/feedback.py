@@ -1,14 +1,17 @@
 """Recipes of feedback GANs: what does not go together."""
 
-import math
-
-from fedlens.media.images.settings import FEEDBACK, Networks, networks
+from fedlens.media.images.settings import FEEDBACK, Networks, channels, networks, side
 from fedlens.media.protocol import Rule
-from fedlens.recipes.tables import Privacy, Settings
+from fedlens.recipes.tables import Settings
 
 RULES: tuple[Rule, ...] = (
-    (Privacy, "shards top_k", lambda _, recipe: recipe.algorithm == FEEDBACK, f"algorithm = '{FEEDBACK}'"),
     (Networks, "size", lambda model, recipe: not _of_feedback(model) or recipe.algorithm == FEEDBACK, FEEDBACK),
+    (
+        Networks,
+        "generator_widths",
+        lambda model, _: model.size != "gs-wgan",
+        "another size: one width is for all layers",
+    ),
 )
 
 
@@ -23,9 +26,9 @@ def problems(recipe: Settings) -> list[str]:
             f"sampling = '{p.sampling}' hides who was asked: critics that learn when they are asked would remember it;"
             " give training.all_learn = true, or sampling = 'balanced'"
         )
-    shape = networks(recipe).built(int(getattr(recipe, "side", 0)), int(getattr(recipe, "channels", 1))).shape
-    if p.top_k and p.top_k > math.prod(shape):
-        wrong.append(f"top_k={p.top_k} exceeds the {math.prod(shape)} pixels of an image")
+    pixels = channels(recipe) * side(recipe) ** 2
+    if p.top_k and p.top_k > pixels:
+        wrong.append(f"top_k={p.top_k} exceeds the {pixels} pixels of an image")
     if training.batch % training.asks:
         wrong.append(f"training.batch={training.batch} in training.asks={training.asks} parts, which must be equal")
     if training.batch < networks(recipe).classes:

@@ -80,7 +80,7 @@ class Images(Medium):
                 looks.drawing(recipe)
             if starts_from_look(recipe):
                 looks.psi(recipe)
-                _ = gan(recipe).conv_generator
+                _ = gan(recipe).conv_generator  # and not when the look is paid
         except ValueError as error:
             problems.append(str(error))
         problems += feedback.problems(recipe)
