@@ -58,7 +58,12 @@ RULES: tuple[Rule, ...] = (
     (Privacy, "capped", lambda privacy, _: privacy.sampling == "poisson", "sampling = 'poisson'"),
     (Privacy, "shards top_k", lambda _, recipe: recipe.algorithm == FEEDBACK, f"algorithm = '{FEEDBACK}'"),
     (Privacy, "size_is_public", lambda privacy, _: privacy.sampling == "fixed-size", "sampling = 'fixed-size'"),
-    (Training, "vote_clip agreement", lambda _, recipe: recipe.privacy.top_k, "top_k, in place of a clip"),
+    (
+        Training,
+        "vote_clip agreement",
+        lambda _, recipe: recipe.privacy.top_k or recipe.algorithm != FEEDBACK,
+        "top_k, in place of a clip",
+    ),
     (Optimizer, "momentum nesterov", lambda optimizer, _: optimizer.kind == "sgd", "kind = 'sgd'"),
     (Optimizer, "nesterov", lambda optimizer, _: optimizer.momentum, "momentum"),
     (Optimizer, "beta1 beta2", lambda optimizer, _: optimizer.kind == "adam", "kind = 'adam'"),
