@@ -651,13 +651,16 @@ def test_colour_where_grey_is_expected_costs_nothing(tmp_path):
     assert not list((tmp_path / "runs").glob("look-*"))
 
 
-def test_an_example_is_protected_where_that_is_asked_for(tmp_path):
+@pytest.mark.parametrize(("unit", "units"), [("example", 90), ("silo", 45)])
+def test_an_example_or_a_silo_is_protected_where_that_is_asked_for(tmp_path, unit, units):
     colourful(tmp_path / "some.npz")
-    known = ["--units", 90, "--side", 8, "--channels", 3, "--epsilon", 50, "--unit", "example"]
+    known = ["--units", units, "--side", 8, "--channels", 3, "--epsilon", 50, "--unit", unit]
     told = answer("look", tmp_path / "some.npz", *known, "--out", tmp_path / "runs")
-    assert "example" in json.dumps(told["guarantee"])
+    assert told["guarantee"]["unit"] == unit
     (found,) = (tmp_path / "runs").glob("look-*")
-    assert not looks.Look.open(found / "all" / "look.safetensors").release.psi.several
+    look = looks.Look.open(found / "all" / "look.safetensors")
+    assert look.release.psi.several == (unit == "silo")
+    assert look.release.units == units
 
 
 def test_a_user_alone_is_not_looked_at(tmp_path):
@@ -688,7 +691,7 @@ def test_two_groups_are_compared_by_their_looks(tmp_path):
     )
     recipe = recipe.replace("units = 40", "units = 50").replace("population = 40", "population = 100")
     recipe = recipe.replace('task = "T1"', 'task = "T4"')
-    report = answer("run", written(tmp_path, recipe), "--out", tmp_path / "runs")
+    report = answer("run", written(tmp_path, recipe), "--out", tmp_path / "runs", "--simulate", 0)
     assert report["findings"][0]["kind"] == "inverted"
 
 
