@@ -31,7 +31,7 @@ from fedlens.algorithms import (
     rebuilt,
     settings,
 )
-from fedlens.algorithms.protocol import Algorithm, Answered, Forgetful, OneRelease
+from fedlens.algorithms.protocol import Algorithm, Answered, Forgetful, ManyReleases, OneRelease
 from fedlens.algorithms.rebuilding import from_settings
 from fedlens.core import trees
 from fedlens.core.randomness import Randomness
@@ -42,7 +42,7 @@ from fedlens.curators.memory import Memory
 from fedlens.curators.protocol import Contribute, Curator, PrivacySpentError
 from fedlens.curators.simulated import Question, SimulatedCurator, _named
 from fedlens.data.population import Population
-from fedlens.ledger import Account, Ledger
+from fedlens.ledger import Account, Ledger, guarantee
 from fedlens.media import MEDIA
 from fedlens.models.gan import ConvCritic, ConvGenerator, Gan
 from fedlens.models.looks.embedding import Embedding
@@ -189,6 +189,76 @@ class Look(OneRelease):
         return state["embedding"]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CriticSteps(ManyReleases):
+    """DP-SGD on a critic in small (private FL-GAN): an example sends the gradient of its own loss, penalty included."""
+
+    size: int = 4
+    fakes: int = 3
+    steps: int = 2  # of the critic, for one of the generator
+    critic: Sgd | Adam = STEP
+    generator: Sgd | Adam = STEP
+    seed: int = 0
+
+    name: ClassVar[str] = "critic-steps"
+    examples_per_unit: ClassVar[int] = 1
+
+    @property
+    def seedless(self) -> "CriticSteps":
+        return dataclasses.replace(self, seed=0)
+
+    @property
+    def contribute(self) -> Contribute:
+        return self.seedless.gradient
+
+    def gradient(self, message: Tree, examples: Tree, memory: Tree) -> tuple[Tree, Tree]:
+        real, there = examples["x"][0], examples["mask"][0] > 0
+        fakes, shares = message["fakes"], message["shares"]
+        mixed = fakes + shares[:, None] * (real - fakes)
+        slopes = torch.func.grad(_penalized)(trees.part(message, "critic"), real, fakes, mixed)
+        return {name: torch.where(there, leaf, 0.0) for name, leaf in slopes.items()}, memory
+
+    def start(self) -> Tree:
+        rng = torch.Generator().manual_seed(self.seed)
+        critic = {
+            "hidden": torch.randn(self.size, 3, generator=rng),
+            "score": torch.randn(3, generator=rng),
+        }
+        generator = {"w": torch.randn(self.size, generator=rng)}
+        slots = {"critic_slots": self.critic.init(critic), "generator_slots": self.generator.init(generator)}
+        return trees.joined(critic=critic, generator=generator, **slots, round=torch.tensor(0))
+
+    def round(self, state: Tree) -> tuple[Tree, Answered]:
+        rng = torch.Generator().manual_seed(1000 * self.seed + int(state["round"]))
+        noise, shares = torch.randn(self.fakes, self.size, generator=rng), torch.rand(self.fakes, generator=rng)
+        critic, generator = trees.part(state, "critic"), trees.part(state, "generator")
+        message = trees.joined(critic=critic, fakes=generator["w"] + 0.1 * noise, shares=shares)
+        return message, lambda mean: self._stepped(state, mean, noise)
+
+    def _stepped(self, state: Tree, mean: Tree, noise: torch.Tensor) -> Tree:
+        critic, critic_slots = self.critic(trees.part(state, "critic"), mean, trees.part(state, "critic_slots"))
+        generator, slots = trees.part(state, "generator"), trees.part(state, "generator_slots")
+        done = state["round"] + 1
+        if done % self.steps == 0:
+            slope = torch.func.grad(lambda made: -_score(critic, made["w"] + 0.1 * noise).mean())(generator)
+            generator, slots = self.generator(generator, slope, slots)
+        both = {"critic": critic, "critic_slots": critic_slots, "generator": generator, "generator_slots": slots}
+        return trees.joined(**both, round=done)
+
+    def result(self, state: Tree) -> Tree:
+        return trees.part(state, "generator")
+
+
+def _score(critic: Tree, x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x @ critic["hidden"]) @ critic["score"]
+
+
+def _penalized(critic: Tree, real: torch.Tensor, fakes: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+    """WGAN-GP's loss of one example."""
+    slopes = torch.func.vmap(torch.func.grad(lambda x: _score(critic, x)))(mixed)
+    return _score(critic, fakes).mean() - _score(critic, real) + (slopes.norm(dim=1) - 1).square().mean()
+
+
 # Cases
 
 
@@ -215,12 +285,14 @@ class Case:
     def memory(self) -> Memory:
         return Memory(self.algorithm.memory(len(self.population)))
 
-    def curator(self, *, noise=0.0, engine=None, memory=None, ledger=None, position=0) -> SimulatedCurator:
+    def curator(
+        self, *, noise=0.0, engine=None, memory=None, ledger=None, position=0, account=None
+    ) -> SimulatedCurator:
         return SimulatedCurator(
             self.population,
             self.plan(noise),
             ledger=ledger or Ledger(),
-            account=Account(run="run", population=self.population.name, simulated=True),
+            account=account or Account(run="run", population=self.population.name, simulated=True),
             randomness=Randomness.seeded(1),
             engine=engine or Engine(chunk=4),
             examples_per_unit=self.algorithm.examples_per_unit,
@@ -354,6 +426,13 @@ CASES = {
     ),
     "one look at silos": lambda: Case(
         algorithm=Look(), population=vectors(), bound=L2Clip(norm=0.7), unit=Unit.SILO, releases=1
+    ),
+    "critic steps, a batch of examples each": lambda: Case(
+        algorithm=CriticSteps(seed=2),
+        population=vectors().by_example(),
+        bound=L2Clip(norm=0.5),
+        sampling=Poisson(rate=0.6, population=17, capped=False),
+        unit=Unit.EXAMPLE,
     ),
 }
 
@@ -537,6 +616,23 @@ CHECKS = {name.removeprefix("check_"): check for name, check in globals().items(
 def test_an_algorithm_keeps_its_contract(case, check, tmp_path):
     """The checks assert; that each of them can is shown below."""
     assert CHECKS[check](case, tmp_path) is None
+
+
+def test_silos_are_visited_one_after_the_other_and_the_price_is_that_of_the_dearest():
+    """Each trains on what the one before left, on its own account, with batches of its own examples."""
+    first, ledger = CASES["critic steps, a batch of examples each"](), Ledger()
+    dear = dataclasses.replace(first, population=vectors(COUNTS[::-1]).by_example(), releases=4)
+    state, left = first.algorithm.start(), []
+    for name, silo in (("one", first), ("two", dear)):
+        account = Account(run=f"run/{name}", population="silos", partition="silos", part=name, simulated=True)
+        curator = silo.curator(noise=1.0, ledger=ledger, account=account)
+        *_, state = silo.algorithm.run(curator, state | {"round": torch.tensor(0)})
+        left.append(state)
+    assert not same(*(first.algorithm.result(state) for state in left))
+    spendings = [ledger.spending(f"run/{name}") for name in ("one", "two")]
+    alone = [guarantee([spending], 1e-5).epsilon for spending in spendings]
+    assert alone[0] < alone[1]
+    assert guarantee(spendings, 1e-5).epsilon == alone[1]
 
 
 # Each check can fail

@@ -190,18 +190,6 @@ MUTATIONS = {
         "there = mask.sum().clamp(min=1.0, max=1.0)",
         "test_text_looks.py::test_a_unit_that_holds_nothing_sends_zero",
     ),
-    "the noise that a look at text tells of": (
-        "media/text/looks.py",
-        "noise=plan.stddev / units",
-        "noise=0.5 * plan.stddev / units",
-        "test_text_looks.py::test_a_run_ends_in_looks_and_says_what_differs",
-    ),
-    "the answer that a look at text holds": (
-        "media/text/looks.py",
-        'if not about["rounds"] or',
-        "if",
-        "test_text_looks.py::test_a_look_whose_answer_is_gone_is_not_replaced_by_one_of_zeros",
-    ),
     "the words that looks at text count by": (
         "models/looks/texts.py",
         "return self.words, self.tokenizer, self.radius",
@@ -354,13 +342,13 @@ MUTATIONS = {
         "test_looks.py::test_no_unit_sends_more_than_norm_1",
     ),
     "the noise that a look is told with": (
-        "media/images/looks.py",
-        "noise=plan.stddev / units, units=units), **about)",
-        "noise=plan.stddev, units=units), **about)",
+        "media/looks.py",
+        "noise=plan.stddev / units",
+        "noise=0.5 * plan.stddev / units",
         "test_looks.py::test_the_release_says_how_noisy_it_is",
     ),
     "the answer of a look": (
-        "media/images/looks.py",
+        "media/looks.py",
         'if not about["rounds"]:',
         "if False:",
         "test_looks.py::test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros",

@@ -1,12 +1,14 @@
 """Imports go downwards, nothing public reaches private data, and starting up stays cheap."""
 
 import ast
+import dataclasses
 import fnmatch
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import typing
 
 import pytest
 
@@ -278,3 +280,25 @@ def test_every_public_name_is_where_the_package_says():
     assert {kind.__name__ for kind in algorithms.ALGORITHMS.values()} <= set(fedlens.__all__)
     with pytest.raises(AttributeError, match="nonsense"):
         fedlens.nonsense  # noqa: B018
+
+
+def classes_of(hint):
+    """Those that an annotation names."""
+    return {hint}.union(*map(classes_of, typing.get_args(hint))) if isinstance(hint, typing.Hashable) else set()
+
+
+def made_of(kind):
+    """What of ours must be handed to a dataclass to make one."""
+    named = set().union(*(classes_of(field.type) for field in dataclasses.fields(kind) if field.init))
+    ours = {one for one in named if isinstance(one, type) and one.__module__.startswith("fedlens.")}
+    return {one.__name__ for one in ours if not getattr(one, "_is_protocol", False)}
+
+
+def test_what_public_settings_are_made_of_is_public():
+    """What stands in files only, and is opened and not made, needs no name."""
+    kinds = [getattr(fedlens, name) for name in fedlens.__all__]
+    needed = set().union(
+        *(made_of(kind) for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind))
+    )
+    assert needed - set(fedlens.__all__) == {"Gaussian", "Network", "Release", "TextRelease"}
+    assert {"AdaptiveClip", "ConvCritic", "Sgd", "Psi", "TextPsi", "Banded"} <= needed

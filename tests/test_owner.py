@@ -369,18 +369,7 @@ def test_other_owners_of_the_same_rows_are_a_change(tmp_path):
 # What is called public is compared by content
 
 
-PUBLIC = """
-[primary]
-widths = [4]
-epochs = 1
-public = {{ path = "{path}" }}
-[selections.low]
-by = "accuracy"
-below = 0.5
-[selections.high]
-by = "accuracy"
-at_least = 0.5
-"""
+PUBLIC = BOTH.replace('model = "{model}"', 'widths = [4]\nepochs = 1\npublic = {{ path = "{path}" }}')
 
 
 @pytest.mark.parametrize("other", [reordered, as_floats, linked, copied, without_a_row])

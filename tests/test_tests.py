@@ -59,7 +59,7 @@ def _claims(module, part, above):
 
 
 MODULES = sorted(path.stem for path in HERE.glob("*.py"))
-LENDING = {"test_report", "test_wordings"}  # their own examples, to one other file each
+LENDING = {"test_report"}  # its own examples, to the one that opens them in a browser
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("test_")])

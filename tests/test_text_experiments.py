@@ -11,8 +11,8 @@ import random
 import shutil
 
 import pytest
-import test_wordings
 import torch
+from toy_samples import of_words
 
 from fedlens.core import trees
 from fedlens.experiments import text as text_experiments
@@ -179,7 +179,7 @@ def test_models_of_several_seeds_are_one_line_with_their_mean_and_spread(spoken,
     assert f"({hit.first[0]:.2%} to {hit.first[1]:.2%})" in line
 
 
-def foretold_by_hand(model, params, sentences):
+def predicted_by_hand(model, params, sentences):
     """Each symbol is tried as the next one, and the likeliest is right or wrong."""
     numbers, guesses = {word: number for number, word in enumerate(model.vocabulary)}, []
     for sentence in sentences:
@@ -191,15 +191,15 @@ def foretold_by_hand(model, params, sentences):
     return f"{sum(guesses) / len(guesses):.1%}"
 
 
-def test_next_words_are_foretold_as_often_as_counted_by_hand(spoken, folder):
+def test_next_words_are_predicted_as_often_as_counted_by_hand(spoken, folder):
     trials = experiments.trials([spoken])
     low, high = (TextModel.open(trial.model_file(folder)) for trial in trials)
     start = trees.part(trials[0].recipe.stage("train", "all").start(), "model")
     said = (folder / "held_out.txt").read_text().splitlines()
     expected = [
-        f"| public words only | 0 | 0% | 1 | {foretold_by_hand(low, start, said)} |",
-        f"| and users | 8 | 0% | 1 | {foretold_by_hand(high, high.parameters, said)} |",
-        f"| and users | 8 | 100% | 1 | {foretold_by_hand(low, low.parameters, said)} |",
+        f"| public words only | 0 | 0% | 1 | {predicted_by_hand(low, start, said)} |",
+        f"| and users | 8 | 0% | 1 | {predicted_by_hand(high, high.parameters, said)} |",
+        f"| and users | 8 | 100% | 1 | {predicted_by_hand(low, low.parameters, said)} |",
     ]
     assert len({line.split("|")[5] for line in expected}) == 3  # or nobody could tell which model was asked
     assert text_experiments.next_word_accuracy([spoken], folder).splitlines()[2:] == expected
@@ -238,8 +238,8 @@ def test_words_of_the_chat_are_held_against_the_true_ones(tmp_path, monkeypatch)
     known = [("chat-8", 0, HEALTHY), ("chat-8", 1, HEALTHY), ("chat-8", 2, HEALTHY), ("chat-10000", 0, HEALTHY)]
     assert [(trial.row.name, trial.seed, trial.group) for trial in chat] == known
     written = [*real[:3], *real[200:204], *real[505:507], "whelk"]
-    test_wordings.of_words(written).save(chat[0].file(tmp_path))
-    test_wordings.of_words(["whelk"]).save(chat[3].file(tmp_path))
+    of_words(written).save(chat[0].file(tmp_path))
+    of_words(["whelk"]).save(chat[3].file(tmp_path))
     lines = text_experiments.found_words(chosen, tmp_path).splitlines()
     assert lines[2:] == ["| 8 | 0 | 9% | 3% | 7% |", "| 10000 | 0 | 0% | 0% | 0% |"]
 
@@ -247,7 +247,7 @@ def test_words_of_the_chat_are_held_against_the_true_ones(tmp_path, monkeypatch)
 def test_precision_and_recall_count_words_and_not_samples():
     true = collections.Counter({"zorp": 9, "blick": 5, "frund": 1})
     written = ["zorp"] * 6 + ["whelk"] * 3 + ["frund"]
-    assert text_experiments.precision_and_recall(test_wordings.of_words(written), true, 2) == (0.5, 0.5)
+    assert text_experiments.precision_and_recall(of_words(written), true, 2) == (0.5, 0.5)
 
 
 def test_true_unknown_words_are_cut_as_the_model_sees_them(tmp_path):

@@ -60,6 +60,6 @@ def test_ours_by_name() -> None:
     "kind",
     ["clever", "", ":", "a:", "no.such:f", "fedlens.media.text.faults:gone", "fedlens.media.text.faults:FAULTS"],
 )
-def test_unknown_misprints_are_refused(kind: str) -> None:
+def test_unknown_faults_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match="Expected"):
         FAULTS.named(kind)

@@ -19,9 +19,10 @@ from fedlens.cli import app
 from fedlens.core import tensorfiles
 from fedlens.ledger import Ledger
 from fedlens.media import opening
+from fedlens.media.looks import FILE
 from fedlens.media.text import differences, families, findings, tracing
 from fedlens.media.text.families import FAMILIES
-from fedlens.media.text.looks import FILE, TextLook, rows_of, text_look
+from fedlens.media.text.looks import TextLook, rows_of
 from fedlens.models.looks.explaining import explained
 from fedlens.models.looks.sentences import TEXT_BLOCKS, WIDTH, as_symbols, numbers_of, text_sizes
 from fedlens.models.looks.texts import TextPsi, TextRelease, typical
@@ -374,7 +375,7 @@ def test_a_look_comes_back_as_it_was_and_draws_nothing(psi, crowd, tmp_path):
         again.sampled(1, 0)
     done = typer.testing.CliRunner().invoke(app, ["fit", str(tmp_path / FILE), "--to", str(tmp_path / "fitted")])
     assert done.exit_code == 1
-    assert str(done.exception) == "Expected a look at images: no generator is fitted to one at text."
+    assert str(done.exception) == "Expected a look that generators are fitted to; none is fitted to one at text."
     assert not (tmp_path / "fitted").exists()
 
 
@@ -382,7 +383,7 @@ def test_a_look_whose_answer_is_gone_is_not_replaced_by_one_of_zeros(psi, crowd)
     algorithm, kept = OneLook(psi=psi), look_of(psi, crowd)
     about = {name: getattr(kept, name) for name in kept.readers} | {"rounds": 0}
     with pytest.raises(ValueError, match="Expected the answer to the look at all"):
-        text_look(algorithm, algorithm.start(), **about)
+        TextLook.of_state(algorithm, algorithm.start(), **about)
 
 
 def damaged_looks(path):

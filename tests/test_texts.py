@@ -72,9 +72,8 @@ def test_texts_come_back_from_disk_with_their_guarantee(tmp_path):
     assert tensorfiles.read(path)[1]["guarantee"] == back.guarantee.to_dict()
 
 
-def test_samples_are_trained_on_as_they_are():
-    sample = texts()
-    assert torch.equal(sample.examples()["x"], sample.sequences)
+def test_samples_of_text_are_trained_on_as_they_are():
+    assert torch.equal(texts().examples()["x"], texts().sequences)
 
 
 def test_words_are_counted_with_those_that_were_cut():

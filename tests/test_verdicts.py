@@ -1,9 +1,8 @@
 """What a comparison of two groups' samples comes to: found, different, nothing differs, or inconclusive."""
 
 import pytest
-import test_wordings
 import torch
-from toy_samples import framed, letters, pair, samples
+from toy_samples import framed, letters, pair, samples, spelling, written
 
 from fedlens.media.images import hypotheses
 from fedlens.media.images.contrast import contrast
@@ -169,20 +168,17 @@ def of_text(left, right, **about):
 
 
 def test_words_that_a_fault_explains_are_found():
-    written = test_wordings.written
     kind, told = of_text(written(1, "concatenated", 0.3), written(2, label="right"))
     assert kind == FOUND
     assert "%" in told
 
 
 def test_words_alike_do_not_differ():
-    spelling = test_wordings.spelling
     kind, _ = of_text(spelling(3), spelling(4, label="right"))
     assert kind == NOTHING
 
 
 def test_a_diverged_language_model_makes_no_guess():
-    spelling = test_wordings.spelling
     odd = spelling(1)
     odd.log_probability[:] = float("nan")
     kind, told = of_text(odd, spelling(2, label="right"))
@@ -191,7 +187,6 @@ def test_a_diverged_language_model_makes_no_guess():
 
 
 def test_a_null_decides_about_words_too():
-    written = test_wordings.written
     sides = written(1, "concatenated", 0.03), written(2, label="right")
     plain = contrast_of_text(*sides)
     if plain.findings:

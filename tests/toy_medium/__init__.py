@@ -2,4 +2,4 @@
 
 from fedlens.media import Source
 
-SOURCES: dict[str, Source] = {}  # it comes in population folders only
+SOURCES = {"tally": Source(options=frozenset({"path"}))}  # a level a line, after the number of its user

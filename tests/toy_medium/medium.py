@@ -10,9 +10,8 @@ from fedlens.media.levels.faults import FAULTS
 
 from fedlens.algorithms import FedAvg
 from fedlens.core import tensorfiles, trees
-from fedlens.ledger import Head, Spending, guarantee
-from fedlens.ledger.provenance import provenance
-from fedlens.media.protocol import Medium, Template
+from fedlens.ledger import guarantee
+from fedlens.media.protocol import Medium, Samples, Template, Trained
 from fedlens.recipes.tables import Settings, Table
 from fedlens.report import comparison, ranking
 from fedlens.report.charts import Chart
@@ -38,21 +37,7 @@ class Chances:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Origin:
-    label: str
-    spending: Spending
-    delta: float
-
-    @property
-    def guarantee(self) -> Any:
-        return guarantee([self.spending], self.delta)
-
-    def about(self) -> dict[str, Any]:
-        return {"label": self.label, "medium": "levels"} | provenance(self.spending, self.delta)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LevelSamples(_Origin):
+class LevelSamples(Samples):
     medium: ClassVar[str] = "levels"
     levels: torch.Tensor = dataclasses.field(repr=False)
 
@@ -60,7 +45,7 @@ class LevelSamples(_Origin):
         return len(self.levels)
 
     def save(self, path: pathlib.Path) -> None:
-        tensorfiles.write(path, {"levels": self.levels}, self.about())
+        tensorfiles.write(path, {"levels": self.levels}, self._header())
 
     @property
     def shares(self) -> torch.Tensor:
@@ -68,22 +53,17 @@ class LevelSamples(_Origin):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LevelModel(_Origin):
+class LevelModel(Trained):
     medium: ClassVar[str] = "levels"
-    file: ClassVar[str] = "model.safetensors"
     logits: torch.Tensor = dataclasses.field(repr=False)
-    recipe_sha256: str
-    rounds: int
-    ledger_head: Head
 
     def sampled(self, count: int, seed: int) -> LevelSamples:
         rng = torch.Generator().manual_seed(seed)
         levels = torch.multinomial(self.logits.softmax(0), count, replacement=True, generator=rng)
-        return LevelSamples(label=self.label, spending=self.spending, delta=self.delta, levels=levels)
+        return LevelSamples(levels=levels, **self._of_samples())
 
     def save(self, path: pathlib.Path) -> None:
-        kept = {"recipe_sha256": self.recipe_sha256, "rounds": self.rounds, "ledger_head": self.ledger_head}
-        tensorfiles.write(path, {"logits": self.logits}, self.about() | kept)
+        tensorfiles.write(path, {"logits": self.logits}, self._header() | {"levels": 10})
 
 
 class LevelMedium(Medium):
@@ -124,21 +104,15 @@ class LevelMedium(Medium):
         return LevelModel(logits=algorithm.result(state)["logits"].cpu(), **about)
 
     def owns(self, header: Mapping[str, Any]) -> bool:
-        return header.get("medium") == "levels"
-
-    def _read(self, path: pathlib.Path) -> tuple[trees.Tree, dict[str, Any]]:
-        tree, about = tensorfiles.read(path)
-        return tree, {"label": about["label"], "delta": about["delta"]} | {
-            "spending": Spending.from_dict(about["spending"])
-        } | {key: about[key] for key in ("recipe_sha256", "rounds", "ledger_head") if key in about}
+        return "levels" in header
 
     def opened(self, path: pathlib.Path) -> LevelModel:
-        tree, about = self._read(path)
-        return LevelModel(logits=tree["logits"], **about)
+        tree, about = tensorfiles.read(path)
+        return LevelModel(logits=tree["logits"], **LevelModel._stated(about))
 
     def opened_samples(self, path: pathlib.Path) -> LevelSamples:
-        tree, about = self._read(path)
-        return LevelSamples(levels=tree["levels"], **about)
+        tree, about = tensorfiles.read(path)
+        return LevelSamples(levels=tree["levels"], **LevelSamples._stated(about))
 
     def samples(self, recipe: Any) -> int:
         return int(recipe.levels.samples)

@@ -1,13 +1,15 @@
 """PRIVATE. The half of levels that reads."""
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from fedlens.media.levels.faults import FAULTS
 
 from fedlens.data.planting import Planting
-from fedlens.data.population import Population, SchemaError
+from fedlens.data.population import Population
 from fedlens.media.reading import Reading
 from fedlens.recipes.tables import Data, Settings
 
@@ -16,8 +18,13 @@ class LevelReading(Reading):
     name = "levels"
     column = "level"
 
+    def source_at(self, path: pathlib.Path) -> str | None:
+        return "tally" if path.suffix == ".tally" else None
+
     def opened(self, source: Data) -> Population:
-        raise SchemaError("Expected a population folder.")
+        users, levels = np.loadtxt(source.path or "", dtype=np.int64, unpack=True)
+        _, counts = np.unique(users, return_counts=True)
+        return Population.from_arrays("tally", {"level": levels[users.argsort(kind="stable")]}, counts)
 
     def prepared(self, recipe: Settings, units: Population) -> Population:
         levels, bug = units.columns["level"].copy(), recipe.data.bug

@@ -75,8 +75,8 @@ def convert(
 
     columns = {"users": users, "images": images, "labels": labels, "sentences": sentences, "split": split}
     given: dict[str, Any] = columns | {"attributes": _names(attributes), "classes": classes, "inverted": inverted}
-    named = {name: value for name, value in given.items() if value}
-    made = reading.converted(source, to, kind, "text" if text else None, named)
+    given |= {"text": text}
+    made = reading.converted(source, to, kind, {name: value for name, value in given.items() if value})
     notes = _notes(made)
     lines = [*(f"note: {note}" for note in notes), f"Wrote {to}. Next: fedlens data check {to}"]
     say({"population": str(to), "columns": _columns(made), "notes": notes}, "\n".join(lines), as_json)

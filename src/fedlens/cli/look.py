@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -16,7 +17,6 @@ look_app = typer.Typer()
 FAMILIES = "moments", "embedding"
 JUDGED = "right", "accuracy"  # by a primary model
 LOW, HIGH = 0.3, 0.7  # of the users, by accuracy: who is weak, and who is not
-DIGITS = {"side": 8, "units": 100, "classes": 10}  # what is publicly known of scikit-learn's digits
 
 
 @look_app.command()
@@ -62,7 +62,7 @@ def look(
     beside = out / "ledger.sqlite"
     owner = owner_if_there(ledger or (str(beside) if beside.exists() else None))
     registered = owner.known(data) if owner else None
-    known: dict[str, Any] = DIGITS if data == "digits" else {}
+    known: dict[str, Any] = dict(_facts(data))
     if registered:
         known = {**registered.facts, "units": registered.examples if unit == "example" else registered.population}
     given = {"side": side, "channels": channels, "units": units, "classes": classes or None}
@@ -119,11 +119,18 @@ def _groups(by: str | None, values: tuple[int, int], compared: bool) -> tuple[st
     return "T4", dict(zip(names, chosen, strict=True))
 
 
+def _facts(data: str) -> Mapping[str, int]:
+    """What is known of data that are on every machine; of others, nothing."""
+    from fedlens import media
+
+    return media.sources()[data].facts if data in media.built_in() else {}
+
+
 def _data(data: str, registered: bool, classes: int, **columns: str) -> dict[str, Any]:
     if registered:
         return {"population": data}
-    if data == "digits":
-        return {"source": "digits", "deal_to": DIGITS["units"]}
+    if known := _facts(data):
+        return {"source": data, "deal_to": known["units"]}
     if not classes:
         del columns["labels"]
     if data.endswith(".npz"):
@@ -147,20 +154,13 @@ def fit(
     as_json: Json = False,
 ) -> None:
     """Fit another generator to a look that was released before: free."""
-    from fedlens.core.tensorfiles import header
     from fedlens.media import opening
-    from fedlens.media.images import looks
-    from fedlens.models.looks import room
-    from fedlens.models.looks.fitting import Fit
     from fedlens.privacy.guarantee import UNVERIFIED
     from fedlens.runs.run import chosen_device, memory_of
 
-    if (name := opening.chosen(lambda medium: medium.owns(header(release))).name) != looks.Look.medium:
-        raise ValueError(f"Expected a look at {looks.Look.medium}: no generator is fitted to one at {name}.")
-    opened = looks.Look.open(release)
-    settings, where = Fit(steps=steps, batch=batch, rate=rate, seed=seed), chosen_device(device)
-    room.check(opened.release.psi, batch, memory_of(where))
-    model = looks.refitted(opened, looks.drawing_for(opened, keep), settings, where)
+    where = chosen_device(device)
+    fit = {"steps": steps, "batch": batch, "rate": rate, "seed": seed, "keep": keep}
+    model = opening.refitted(release, where, memory_of(where), **fit)
     if (path := to / model.file).exists():
         raise ValueError(f"Expected no file at {path}; it would be overwritten.")
     to.mkdir(parents=True, exist_ok=True)

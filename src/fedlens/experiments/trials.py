@@ -33,7 +33,6 @@ from fedlens.runs.carrying_out import Asking, carried_out
 from fedlens.runs.reporting import model_of
 
 SUSPICIOUS, HEALTHY = "low", "high"  # the selections of every recipe here
-TOP = 10
 LINES = 50  # rounds between two lines of progress
 
 
@@ -300,8 +299,6 @@ def _verdict(left: pathlib.Path, right: pathlib.Path, medium: Medium) -> dict[st
     groups = [medium.opened_samples(path) for path in (left, right)]
     report = medium.contrast(groups, title="trial", coverage=False)
     best, second = report.hypotheses[:2] if report.hypotheses else ({"kind": None, "score": 0.0}, {"kind": None})
-    words = report.to_dict()["words"]
-    top = {"top": [" " in row["word"] for row in words[0]["rows"][:TOP]]} if words else {}
     return {
         "left": f"{left.parent.name}/{left.stem}",
         "right": f"{right.parent.name}/{right.stem}",
@@ -311,7 +308,7 @@ def _verdict(left: pathlib.Path, right: pathlib.Path, medium: Medium) -> dict[st
         "runner_up": second["kind"],
         "verdict": report.verdict.kind if report.verdict else None,
         "noise": any("drew noise" in warning for warning in report.warnings),
-    } | top
+    } | medium.in_table(report)
 
 
 def _summary(row: Row, pairs: list[dict[str, Any]], refused: int) -> dict[str, Any]:

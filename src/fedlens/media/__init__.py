@@ -12,6 +12,7 @@ what is private.
 import dataclasses
 import functools
 import importlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Source:
 
     options: frozenset[str] = frozenset()
     built_in: bool = False  # it is on every machine, and public: for demonstrations
+    facts: Mapping[str, int] = dataclasses.field(default_factory=dict)  # what is known of it without reading it
 
 
 FOLDER = "population"  # of canonical form, of any medium: see data.population

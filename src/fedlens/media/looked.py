@@ -9,7 +9,7 @@ from fedlens.models.looks.two_sample import LEVEL, Tested, power
 from fedlens.report.report import DIFFERENT, FOUND, INCONCLUSIVE, NOTHING, Finding, Verdict
 from fedlens.report.values import TableRow
 
-TOLD = 3  # blocks in a headline
+IN_HEADLINE = 3  # blocks in a headline
 SURE = 0.95  # how likely what is not said to be missed is found
 DOUBT = 0.1  # p-values below it leave room for doubt
 BLIND = 0.5  # of the faults: where more of them would be missed in every unit, nothing can be said
@@ -67,7 +67,7 @@ class Judged:
 
     @property
     def _seen(self) -> str:
-        return "; ".join(self.sentences[:TOLD]) or "in directions of known faults, and in no block by itself"
+        return "; ".join(self.sentences[:IN_HEADLINE]) or "in directions of known faults, and in no block by itself"
 
     @property
     def _guess(self) -> str:

@@ -44,9 +44,19 @@ def result_in(folder: pathlib.Path) -> pathlib.Path:
 
 
 def opened(path: pathlib.Path) -> Trained:
-    """Any model of a run folder, whatever it was trained on: its header says so."""
+    """Any model of a run folder, whatever it was trained on."""
+    return _owner(path).opened(path)
+
+
+def refitted(path: pathlib.Path, device: str, room: int, **fit: Any) -> Trained:
+    """Another model of what was kept beside one."""
+    return _owner(path).refitted(path, device, room, **fit)
+
+
+def _owner(path: pathlib.Path) -> Medium:
+    """Whose model, or look, a file is: its header says so."""
     header = tensorfiles.header(path)
-    return chosen(lambda medium: medium.owns(header)).opened(path)
+    return chosen(lambda medium: medium.owns(header))
 
 
 def contrast(*groups: Samples, title: str = "fedlens report", **about: Any) -> Report:

@@ -104,10 +104,25 @@ class Trained(Priced):
     recipe_sha256: str
     rounds: int
     ledger_head: Head  # the last entry of the ledger when the model was made: it pins down all before it
+    refitted: bool = False  # after its run, to what that kept: the ledger knows its price, and not its hash
     beside: str = ""  # SHA-256 of what was kept beside it, if anything: the ledger books the model, and so this with it
+
+    @property
+    def paid_before(self) -> tuple[Spending, ...]:
+        """The price of what was released before its run and shapes what it shows."""
+        return ()
+
+    @property
+    def words_digest(self) -> str:
+        """Of the list of words it was made with, which may have been learnt; empty for none."""
+        return ""
 
     @abc.abstractmethod
     def sampled(self, count: int, seed: int) -> Samples: ...
+
+    def likeliest(self, count: int, beams: int) -> Samples:
+        """By beam search: what samples may have missed."""
+        raise ValueError("Expected a language model to search with --beams.")
 
     def _header(self) -> dict[str, Any]:
         return super()._header() | ({"beside": self.beside} if self.beside else {})
@@ -317,6 +332,10 @@ class Medium(abc.ABC):
         """What was kept beside the model in its folder, if anything was."""
         return None
 
+    def refitted(self, path: pathlib.Path, device: str, room: int, **fit: Any) -> Trained:
+        """Another model of what was kept beside one: free. Refused where so many bytes of memory are too few."""
+        raise ValueError(f"Expected a look that generators are fitted to; none is fitted to one at {self.name}.")
+
     @abc.abstractmethod
     def opened_samples(self, path: pathlib.Path) -> Samples: ...
 
@@ -387,6 +406,10 @@ class Medium(abc.ABC):
         The recipe says which public examples faults are tried on; without one, none are.
         """
         return None
+
+    def in_table(self, report: Report) -> dict[str, Any]:
+        """What a table of experiments says about a contrast, beside what it says of all."""
+        return {}
 
     def provenance(self, recipe: Settings) -> dict[str, str]:
         """What its report says about where things come from, beside what every report does."""

@@ -126,16 +126,16 @@ def opened(source: Data) -> Population:
     return of_population(population).sound(population)
 
 
-def converted(
-    source: pathlib.Path, to: pathlib.Path, kind: str | None, medium: str | None, options: dict[str, Any]
-) -> Population:
-    """A source of some format as a population folder; of the first medium that has the format, unless one is named."""
+def converted(source: pathlib.Path, to: pathlib.Path, kind: str | None, options: dict[str, Any]) -> Population:
+    """A source as a population folder: of the medium whose flag is among the options, or the first of that format."""
     kind = kind or readers.detected(source)
+    named = [name for name in media.MEDIA if options.get(name) is True]  # --images is no flag: it names a column
     having = [name for name in media.MEDIA if kind in reading(name).formats]
-    own = reading(medium or next(iter(having), next(iter(media.MEDIA))))
-    if needless := [f"--{name}" for name in options if name not in own.conversion]:
+    own = reading(next(iter([*named, *having, *media.MEDIA])))
+    given = {name: value for name, value in options.items() if name not in named}
+    if needless := [f"--{name}" for name in given if name not in own.conversion]:
         raise ValueError(f"Expected no {', '.join(needless)} for {own.name}.")
-    return own.converted(source, to, kind, **options)
+    return own.converted(source, to, kind, **given)
 
 
 def planting_of(bug: Bug, population: Population) -> Planting:

@@ -1,5 +1,6 @@
 """What is wrong with a recipe as a whole: parts that are sound by themselves and do not go together."""
 
+import functools
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -10,16 +11,36 @@ from fedlens.media import opening
 from fedlens.media.protocol import Medium, Rule
 from fedlens.privacy import Unit
 from fedlens.recipes.stages import THRESHOLDS
-from fedlens.recipes.tables import Bug, Columns, Data, Optimizer, PrimarySettings, Privacy, Selection, Table, Training
+from fedlens.recipes.tables import (
+    CHECKED,
+    Bug,
+    Columns,
+    Data,
+    Optimizer,
+    PrimarySettings,
+    Privacy,
+    Selection,
+    Table,
+    Training,
+)
 
 if TYPE_CHECKING:
     from fedlens.recipes.recipe import Recipe
 
+
+def _with(name: str) -> str:
+    """The sources that have a column of such a name to be told; [data] itself says what its other options go with."""
+    having = [f"'{source}'" for source, about in media.sources().items() if name in about.options - CHECKED]
+    return f"source = {' or '.join(having)}" if having else ""
+
+
+def _goes(name: str, data: Data, recipe: "Recipe") -> bool:
+    return name in data.own_options
+
+
 BY_EXAMPLE = "right", "wrong", "class"  # selections of some of a user's examples
 RULES: tuple[Rule, ...] = (
-    (Data, "images labels", lambda data, _: "images" in data.own_options, "source = 'npz'"),
-    (Data, "text", lambda data, _: "text" in data.own_options, "source = 'jsonl'"),
-    (Data, "users", lambda data, _: "users" in data.own_options, "source = 'npz' or 'jsonl'"),
+    *((Data, name, functools.partial(_goes, name), _with(name)) for name in Data.model_fields if _with(name)),
     (Data, "users", lambda data, _: not data.deal_to, "rows that have owners, not with deal_to"),
     (Bug, "share", lambda bug, _: bug.of == "users", "of = 'users' (of examples, fraction says how many)"),
     (Bug, "classes", lambda bug, _: bug.relabels, "bugs that change labels"),
@@ -51,7 +72,7 @@ def found_in(recipe: "Recipe") -> list[str]:
         problems.append("data.bug with unit = 'example': one example would decide what its user's others hold")
     if recipe.primary is None and recipe.asks_primary:
         problems.append("selections by accuracy, right or wrong need a [primary] model")
-    if recipe.primary and not (recipe.primary.model or recipe.primary.public or recipe.data.source == "digits"):
+    if recipe.primary and not (recipe.primary.model or recipe.primary.public or recipe.data.built_in):
         problems.append("[primary] needs model, or public data to train one on")
     for name, selection in recipe.selections.items():
         by_example = selection.by in BY_EXAMPLE and selection.minimum_examples == 1

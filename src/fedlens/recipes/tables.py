@@ -84,6 +84,9 @@ class Columns(Table):
     users: str | None = None
 
 
+CHECKED = frozenset({"path", "deal_to", "attributes"})  # options whose source [data] checks itself
+
+
 class Data(Table):
     """A registered population, by its name; or where data lie and what they hold, to be registered in passing."""
 

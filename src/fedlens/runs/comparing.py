@@ -52,7 +52,7 @@ def compared(
         runs = [folder.resolve().parent.name for folder in (left, right)]
         models = [dataclasses.replace(m, label=f"{m.label}, {run}") for m, run in zip(models, runs, strict=True)]
     if type(models[0]) is not type(models[1]):
-        raise ValueError("Expected two models of one kind: of images, of text, or of n-grams.")
+        raise ValueError("Expected two models of one kind.")
     medium = opening.medium(models[0].medium)
     title = f"{models[0].label} vs {models[1].label}"
     if looked := medium.looked(models, recipe=None, title=title):
@@ -105,9 +105,7 @@ def drawn(
 ) -> Drawn:
     """Samples of a model, or with `beams` what it thinks likeliest: a file with its guarantee, and one to look at."""
     model, voucher = opened(folder), vouched(ledger, [folder])
-    if beams is not None and not hasattr(model, "likeliest"):
-        raise ValueError("Expected a language model to search with --beams.")
-    samples: Samples = model.sampled(count, seed) if beams is None else model.likeliest(count, beams)  # type: ignore[attr-defined]
+    samples = model.sampled(count, seed) if beams is None else model.likeliest(count, beams)
     path = to or folder / f"{f'samples-{seed}' if beams is None else 'likeliest'}.safetensors"
     ending, content = opening.medium(model.medium).shown(samples)
     shown = path.with_suffix(ending)

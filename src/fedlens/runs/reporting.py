@@ -22,7 +22,6 @@ from fedlens.ledger.spending import charged_as
 from fedlens.media import opening
 from fedlens.media.protocol import Medium, Samples, Trained
 from fedlens.models.classifier import Primary
-from fedlens.models.words import Vocabulary
 from fedlens.privacy import Guarantee, MatrixPlan, accounting
 from fedlens.privacy.guarantee import UNVERIFIED
 from fedlens.recipes.recipe import Recipe
@@ -119,22 +118,15 @@ def unconfirmed(book: Ledger, model: Trained, sha256: str, *, of_its_run: bool =
 
     One that was fitted after its run is no model `of_its_run`, whatever it says.
     """
-    words = getattr(model, "vocabulary", ())
-    digest = Vocabulary(words=words, provenance="").digest if words else ""
-    again = not of_its_run and getattr(model, "refitted", False)
+    again = not of_its_run and model.refitted
     held = _booked_model(book, model.spending.account.run) if again else ""
-    doubt = book.confirms(model.spending, paid_before(model), model=held or sha256, vocabulary=digest)
+    doubt = book.confirms(model.spending, model.paid_before, model=held or sha256, vocabulary=model.words_digest)
     return doubt or ("it was fitted after its run, to whatever its maker had" if again else "")
 
 
 def _booked_model(book: Ledger, run: str) -> str:
     """The hash of the model that a run ended with; empty if it kept none."""
     return next((str(known["model"] or "") for known in book.runs() if known["run"] == run and known["closed"]), "")
-
-
-def paid_before(model: Trained) -> Sequence[Spending]:
-    """What the vocabulary of a model cost; nothing for one without."""
-    return getattr(model, "earlier", ())
 
 
 def unconfirmed_baseline(recipe: Recipe, book: Ledger) -> str:

@@ -12,7 +12,7 @@ from fedlens.media.protocol import Trained
 from fedlens.models.words import Vocabulary
 from fedlens.privacy.guarantee import UNVERIFIED
 from fedlens.runs.books import DEFAULT_BOOK, book_at
-from fedlens.runs.reporting import paid_before, unconfirmed
+from fedlens.runs.reporting import unconfirmed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,5 +122,5 @@ def _spent(book: Ledger, models: Sequence[Trained]) -> tuple[Spending, ...]:
     """By whole runs: groups that were counted, thresholds that were learnt, and what their vocabulary cost before."""
     roots = {model.spending.account.run.split("/")[0] for model in models}
     runs = [run["run"] for run in book.runs() if run["run"].split("/")[0] in roots and run["released"]]
-    vocabularies = dict.fromkeys(paid for model in models for paid in paid_before(model))
+    vocabularies = dict.fromkeys(paid for model in models for paid in model.paid_before)
     return *(book.spending(run) for run in runs), *vocabularies

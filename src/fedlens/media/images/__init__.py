@@ -4,5 +4,5 @@ from fedlens.media import Source
 
 SOURCES = {
     "npz": Source(options=frozenset({"path", "images", "labels", "users", "attributes", "deal_to"})),
-    "digits": Source(options=frozenset({"deal_to"}), built_in=True),
+    "digits": Source(options=frozenset({"deal_to"}), built_in=True, facts={"side": 8, "units": 100, "classes": 10}),
 }

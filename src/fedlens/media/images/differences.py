@@ -15,7 +15,7 @@ from fedlens.models.looks.two_sample import CLEAR, Block, Tested
 
 Z = 1.96  # standard errors of an interval: 95%
 REGIONS = 3  # a side
-TOLD = 2  # numbers of a block
+SHOWN = 2  # numbers of a block
 CUT = 0.9  # of the radius: groups this far out hold units that were cut, and differ by more than is told
 CHANNELS = ("red", "green", "blue")
 
@@ -80,7 +80,7 @@ def _reading(number: Number, blocks: Sequence[Block], tested: Tested, name: str)
 
 def in_words(psi: Psi, tested: Tested, name: str) -> str:
     """The clearest of a block; or that it differs as a whole."""
-    shown = [one for one in read(psi, tested, name)[:TOLD] if one.clear > CLEAR]
+    shown = [one for one in read(psi, tested, name)[:SHOWN] if one.clear > CLEAR]
     row = tested.named(name)
     if not shown:
         size = f", by {row.size:.2f} of what a unit may differ" if row.size else ""

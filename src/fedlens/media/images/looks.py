@@ -7,11 +7,10 @@ generator, at any later time, for free.
 import dataclasses
 import math
 import pathlib
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from fedlens.algorithms.look import OneLook
 from fedlens.algorithms.rebuilding import from_settings, settings
-from fedlens.core import files, tensorfiles
+from fedlens.core import tensorfiles
 from fedlens.core.trees import Tree
 from fedlens.ledger.provenance import damage_of
 from fedlens.media import protocol
@@ -28,6 +27,7 @@ from fedlens.media.images.settings import (
     starts_from_look,
 )
 from fedlens.media.images.settings import fitted as fitted_to
+from fedlens.media.looks import KeptLook
 from fedlens.media.protocol import Rule, check_fits
 from fedlens.models.gan import ConvGenerator
 from fedlens.models.looks import fitting
@@ -36,11 +36,9 @@ from fedlens.models.looks.fitting import Fit, Release
 from fedlens.models.looks.generators import LIKED, Gaussian, Network, Picked
 from fedlens.models.looks.moments import Moments
 from fedlens.models.looks.psi import Psi
-from fedlens.models.sizes import fitting as fits
 from fedlens.privacy import Unit
 from fedlens.recipes.tables import Settings
 
-FILE = "look.safetensors"
 MOST_FREQUENCIES = 100  # more cost more than they show, whatever the noise
 FEW, ENOUGH = 120, 400  # units for each unit of noise: with few, means are seen better than how much images vary
 ALONE, COMPARED = 0.1, 0.6  # of the squared norm, for what people read of one group, or of two
@@ -73,17 +71,6 @@ RULES: tuple[Rule, ...] = (
 def _looks(recipe: Settings, family: str = "") -> bool:
     """Whether it takes a look, of this family."""
     return (recipe.algorithm == LOOK or starts_from_look(recipe)) and family in ("", look(recipe).family)
-
-
-def problems(recipe: Settings) -> list[str]:
-    """What a plan of one release that everybody is in says otherwise."""
-    p = recipe.privacy
-    wanted = {"rounds": (p.rounds, 1), "clip": (p.clip, 1.0), "sampling": (p.sampling, "everyone")}
-    return [
-        f"privacy.{name} is {given}: a look is one release that everybody is in, of norm 1; leave it out"
-        for name, (given, expected) in wanted.items()
-        if given != expected
-    ]
 
 
 def problems_of_start(recipe: Settings) -> list[str]:
@@ -161,34 +148,15 @@ def _picked(generator: ConvGenerator, body: Embedding, keep: float) -> Network |
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Look(protocol.Trained):
+class Look(KeptLook):
     """The release, with its guarantee: the content of look.safetensors."""
 
     medium: ClassVar[str] = "images"
-    file: ClassVar[str] = FILE
+    sent, answer = Psi, Release
     release: Release
 
     def sampled(self, count: int, seed: int) -> Samples:
         raise ValueError("Expected a generator to draw from: a look is what one is fitted to (fedlens fit).")
-
-    def save(self, path: pathlib.Path) -> None:
-        about = {"psi": settings(self.release.psi), "noise": self.release.noise, "units": self.release.units}
-        tensorfiles.write(path, self.release.blocks, self._header() | about)
-
-    @classmethod
-    def open(cls, path: pathlib.Path) -> "Look":
-        blocks, about = tensorfiles.read(path)
-        cls._check_header(about, path, ["psi", "noise", "units"])
-        with damage_of(path):
-            noise, units = about["noise"], about["units"]
-            if not files.finite(noise) or noise < 0 or not files.finite(units) or units <= 0:
-                raise ValueError
-            asked: Psi = from_settings(Psi, about["psi"])
-            release = Release(psi=asked, blocks=blocks, noise=float(noise), units=float(units))
-            opened = cls(release=release, **cls._stated(about))
-        if not fits(blocks, asked.shapes) or not all(leaf.isfinite().all() for leaf in blocks.values()):
-            raise ValueError(f"Expected the blocks that its psi describes in {path.name}; some are of another size.")
-        return opened
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,7 +166,6 @@ class Fitted(protocol.Trained):
     medium: ClassVar[str] = "images"
     drawing: Network | Picked | Gaussian
     generator: Tree = dataclasses.field(repr=False)
-    refitted: bool = False  # after its run: the ledger knows its price, and not its hash
 
     def sampled(self, count: int, seed: int) -> Samples:
         images, classes = self.drawing.drawn(self.generator, count, seed)
@@ -220,20 +187,6 @@ class Fitted(protocol.Trained):
             opened = cls(drawing=from_settings(kind, values), generator=generator, refitted=again, **cls._stated(about))
         check_fits(opened.drawing, generator, path)
         return opened
-
-
-def kept(algorithm: OneLook, state: Tree, **about: Any) -> Look:
-    """The release in a state, with the noise that its plan gave it."""
-    if not about["rounds"]:  # what was charged, and not answered, would pass for one of zeros
-        raise ValueError(
-            f"Expected the answer to the look at {about['label']}: it is spent, and its checkpoint is gone or of"
-            f" another machine. Where there is a {FILE}, it holds the answer (fedlens fit); else start a new run."
-        )
-    plan = about["spending"].plans[-1]
-    units = plan.expected_contributors
-    blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
-    asked: Any = algorithm.psi  # of images, here
-    return Look(release=Release(psi=asked, blocks=blocks, noise=plan.stddev / units, units=units), **about)
 
 
 def fitted(recipe: Settings, release: Look, device: str) -> Fitted:

@@ -29,11 +29,13 @@ from fedlens.media.images.settings import (
     side,
     starts_from_look,
 )
+from fedlens.media.looks import problems as problems_of_looks
 from fedlens.media.protocol import First, Medium, Template, Trained, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.models.classifier import Primary
 from fedlens.models.gan import Gan
 from fedlens.models.looks import room as looks_room
+from fedlens.models.looks.fitting import Fit
 from fedlens.models.looks.psi import PREDICTED, Psi
 from fedlens.models.primary import open_primary
 from fedlens.privacy import Unit
@@ -78,7 +80,7 @@ class Images(Medium):
                 looks.psi(recipe)
         except ValueError as error:
             problems.append(str(error))
-        of_look = looks.problems(recipe) if self._one_look(recipe) else []
+        of_look = problems_of_looks(recipe) if self._one_look(recipe) else []
         if recipe.task == T6:
             problems += self._problems_of_t6(recipe)
         return problems + of_look + (looks.problems_of_start(recipe) if starts_from_look(recipe) else [])
@@ -176,13 +178,13 @@ class Images(Medium):
     # Models and samples
 
     def kept(self, recipe: Settings, algorithm: Algorithm, state: Tree, **about: Any) -> Look | None:
-        return looks.kept(algorithm, state, **about) if isinstance(algorithm, OneLook) else None
+        return Look.of_state(algorithm, state, **about) if isinstance(algorithm, OneLook) else None
 
     def model(
         self, recipe: Settings, algorithm: Algorithm, state: Tree, *, device: str = "cpu", **about: Any
     ) -> Model | Fitted:
         if isinstance(algorithm, OneLook):
-            return looks.fitted(recipe, looks.kept(algorithm, state, **about), device)
+            return looks.fitted(recipe, Look.of_state(algorithm, state, **about), device)
         return Model(gan=gan(recipe), generator=trees.moved(algorithm.result(state), "cpu"), **about)
 
     def owns(self, header: Mapping[str, Any]) -> bool:
@@ -192,8 +194,13 @@ class Images(Medium):
         return Fitted.open(path) if "drawing" in tensorfiles.header(path) else Model.open(path)
 
     def kept_in(self, folder: pathlib.Path) -> Look | None:
-        path = folder / looks.FILE
+        path = folder / Look.file
         return Look.open(path) if path.exists() else None
+
+    def refitted(self, path: pathlib.Path, device: str, room: int, keep: float = 1.0, **fit: Any) -> Fitted:
+        kept, settings = Look.open(path), Fit(**fit)
+        looks_room.check(kept.release.psi, settings.batch, room)
+        return looks.refitted(kept, looks.drawing_for(kept, keep), settings, device)
 
     def opened_samples(self, path: pathlib.Path) -> Samples:
         return Samples.open(path)

@@ -8,7 +8,7 @@ from fedlens.models.looks.texts import TextPsi
 from fedlens.models.looks.two_sample import Difference, Tested
 
 Z = 1.96  # standard errors of an interval: 95%
-TOLD = 3  # numbers of a block
+SHOWN = 3  # numbers of a block
 
 
 def in_words(psi: TextPsi, comparison: Tested, difference: Difference) -> str:
@@ -23,7 +23,7 @@ def in_words(psi: TextPsi, comparison: Tested, difference: Difference) -> str:
         what = "letters" if name == "n-grams" else "words"
         error = Z * difference.error
         return f"{what}, hashed: apart by {difference.size:.3f} plus or minus {error:.3f} of what a unit may differ"
-    largest = [at for at in np.argsort(-np.abs(difference.numbers), kind="stable")[:TOLD] if difference.clear[at]]
+    largest = [at for at in np.argsort(-np.abs(difference.numbers), kind="stable")[:SHOWN] if difference.clear[at]]
     if not largest:
         return f"{name}: no number by itself stands out of the noise"
     return "; ".join(_number(psi, comparison, difference, int(at)) for at in largest)

@@ -7,45 +7,26 @@ it counts unknown words by.
 import dataclasses
 import functools
 import math
-import pathlib
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedlens.algorithms.look import OneLook
-from fedlens.algorithms.rebuilding import from_settings, settings
-from fedlens.core import files, tensorfiles
-from fedlens.core.trees import Tree
-from fedlens.ledger.provenance import damage_of
-from fedlens.media.protocol import Samples, Trained
+from fedlens.media.looks import KeptLook
+from fedlens.media.protocol import Samples
 from fedlens.media.text.public import help_topics
 from fedlens.media.text.samples import OfWords
 from fedlens.media.text.settings import LOOK, Text
 from fedlens.models import words
 from fedlens.models.looks.sentences import WIDTH, as_symbols
 from fedlens.models.looks.texts import TextPsi, TextRelease, typical
-from fedlens.models.sizes import fitting as fits
 from fedlens.models.words import Vocabulary
-from fedlens.recipes.tables import Settings
 
-FILE = "look.safetensors"
 ROW = WIDTH
 NUMBERS = sum(math.prod(shape) for shape in TextPsi().shapes.values())
 RUN = 64  # public sentences that stand together, as if one unit had said them
 MOST_RUNS, TRIED_RUNS = 64, 32  # to tell what is usual, and to try faults on
-
-
-def problems(recipe: Settings) -> list[str]:
-    """What a plan of one release that everybody is in says otherwise."""
-    p = recipe.privacy
-    wanted = {"rounds": (p.rounds, 1), "clip": (p.clip, 1.0), "sampling": (p.sampling, "everyone")}
-    return [
-        f"privacy.{name} is {given}: a look is one release that everybody is in, of norm 1; leave it out"
-        for name, (given, expected) in wanted.items()
-        if given != expected
-    ]
 
 
 def public_sentences(own: Text, runs: int = MOST_RUNS) -> list[str]:
@@ -88,48 +69,20 @@ def rows_of(sentences: Sequence[list[str]], known: Vocabulary) -> torch.Tensor:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextLook(OfWords, Trained):
+class TextLook(OfWords, KeptLook):
     """The release, with its guarantee: the content of look.safetensors."""
 
-    readers = Trained.readers | OfWords.of_words
-    file: ClassVar[str] = FILE
+    readers = KeptLook.readers | OfWords.of_words
+    sent, answer = TextPsi, TextRelease
     release: TextRelease
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.release.psi.words != Vocabulary(words=self.vocabulary, provenance="").digest:
+            raise ValueError("Expected the list of words that unknown ones are counted by.")
 
     def sampled(self, count: int, seed: int) -> Samples:
         raise ValueError("Expected a model to draw from: a look at text holds statistics, and no text can be drawn.")
 
-    def save(self, path: pathlib.Path) -> None:
-        release = self.release
-        about = {"kind": LOOK, "psi": settings(release.psi), "noise": release.noise, "units": release.units}
-        tensorfiles.write(path, release.blocks, self._header() | about)
-
-    @classmethod
-    def open(cls, path: pathlib.Path) -> "TextLook":
-        blocks, about = tensorfiles.read(path)
-        cls._check_header(about, path, ["psi", "noise", "units"])
-        with damage_of(path):
-            noise, units = about["noise"], about["units"]
-            if not files.finite(noise) or noise < 0 or not files.finite(units) or units <= 0:
-                raise ValueError
-            asked: TextPsi = from_settings(TextPsi, about["psi"])
-            release = TextRelease(psi=asked, blocks=blocks, noise=float(noise), units=float(units))
-            opened = cls(release=release, **cls._stated(about))
-            if asked.words != Vocabulary(words=opened.vocabulary, provenance="").digest:
-                raise ValueError
-        if not fits(blocks, asked.shapes) or not all(leaf.isfinite().all() for leaf in blocks.values()):
-            raise ValueError(f"Expected the blocks that its psi describes in {path.name}; some are of another size.")
-        return opened
-
-
-def text_look(algorithm: OneLook, state: Tree, **about: Any) -> TextLook:
-    """The release in a state, with the noise that its plan gave it."""
-    if not about["rounds"] or not isinstance(algorithm.psi, TextPsi):
-        raise ValueError(
-            f"Expected the answer to the look at {about['label']}: it is spent, and its checkpoint is gone or of"
-            f" another machine. Where there is a {FILE}, it holds the answer; else start a new run."
-        )
-    plan = about["spending"].plans[-1]
-    units = plan.expected_contributors
-    blocks = {name: leaf.float().cpu() for name, leaf in algorithm.result(state).items()}
-    release = TextRelease(psi=algorithm.psi, blocks=blocks, noise=plan.stddev / units, units=units)
-    return TextLook(release=release, **about)
+    def _header(self) -> dict[str, Any]:
+        return super()._header() | {"kind": LOOK}

@@ -13,6 +13,7 @@ from fedlens.algorithms.protocol import Algorithm
 from fedlens.core import files, tensorfiles, trees
 from fedlens.core.trees import Tree
 from fedlens.ledger import Ledger, Spending
+from fedlens.media.looks import problems as problems_of_looks
 from fedlens.media.protocol import Medium, Rule, Template, Trained, Values
 from fedlens.media.protocol import Samples as AnySamples
 from fedlens.media.text import contrast, findings, looks, wordings
@@ -29,6 +30,7 @@ from fedlens.recipes.tables import Settings
 from fedlens.report.report import Report
 
 STRANGE_WORDS = 0.1  # share of a vocabulary that no tokenizer gives: more than the odd abbreviation
+TOP = 10  # of the likeliest words
 PUBLIC = "the vocabulary, unless it says what it cost, and the words or sentences that the model started from"
 OTHERWISE = "(in lower case, say), so that the words they stand for count as unknown"
 
@@ -172,7 +174,7 @@ class TextMedium(Medium):
         own = text(recipe)
         about |= {"vocabulary": own.known.words, "earlier": own.price, "tokenizer": own.tokenizer}
         if isinstance(algorithm, OneLook):
-            return looks.text_look(algorithm, state, **about)
+            return TextLook.of_state(algorithm, state, **about)
         about |= {"width": own.row}
         if own.counts:
             return NgramModel(model=algorithm.result(state), **about)
@@ -250,6 +252,11 @@ class TextMedium(Medium):
         public = tried_on(text(recipe)) if recipe else ()
         return findings.looked(*taken, title=title, public=public, warnings=warnings, provenance=provenance)
 
+    def in_table(self, report: Report) -> dict[str, Any]:
+        """Which of the likeliest words hold a space."""
+        words = report.to_dict()["words"]
+        return {"top": [" " in row["word"] for row in words[0]["rows"][:TOP]]} if words else {}
+
     def provenance(self, recipe: Settings) -> dict[str, str]:
         return {"vocabulary": text(recipe).known.provenance, "public by declaration": PUBLIC}
 
@@ -277,7 +284,7 @@ def _problems(recipe: Settings) -> list[str]:
     if own.baseline and len(recipe.selections) > 1:
         problems.append("text.baseline goes with one selection: two are compared with each other")
     if looks_once(recipe):
-        problems += looks.problems(recipe)
+        problems += problems_of_looks(recipe)
     if own.counts and not looks_once(recipe) and (p.rounds, p.clip, p.correlated) != (1, 1.0, None):
         problems.append("text.model = 'ngrams' is one release: rounds = 1, clip = 1.0, nothing correlated; or open")
     if recipe.algorithm and not looks_once(recipe) and (recipe.algorithm == Ngrams.name) != own.counts:

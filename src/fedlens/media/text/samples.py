@@ -63,6 +63,14 @@ class OfWords(Priced):
     def guarantee(self) -> Guarantee:
         return jointly([self])
 
+    @property
+    def paid_before(self) -> tuple[Spending, ...]:
+        return self.earlier
+
+    @property
+    def words_digest(self) -> str:
+        return Vocabulary(words=self.vocabulary, provenance="").digest if self.vocabulary else ""
+
     def _header(self) -> dict[str, Any]:
         return super()._header() | {"earlier": [spending.to_dict() for spending in self.earlier]}
 
@@ -160,7 +168,6 @@ class TextModel(_Writer):
         return self._written(self.kind, drawn.cpu(), likely.cpu())
 
     def likeliest(self, count: int, beams: int) -> Texts:
-        """By beam search: what samples may have missed."""
         return self._written(self.kind, *self.model.likeliest(self.parameters, self.width, beams, count))
 
     def save(self, path: pathlib.Path) -> None:

@@ -55,13 +55,13 @@ class Release:
     def _shares(self) -> tuple[torch.Tensor, float]:
         if not self.psi.classes:
             return torch.ones(1), 0.0
-        told = [(self.blocks[LABELS] / self.psi.weights[LABELS], self.noise / self.psi.weights[LABELS])]
+        counted = [(self.blocks[LABELS] / self.psi.weights[LABELS], self.noise / self.psi.weights[LABELS])]
         if isinstance(self.psi.body, Moments):
-            told.append((self.psi.body.read(self.body)[0], self.body_noise * self.psi.body.noise_of_counts))
-        totals = [max(float(counts.sum()), 1e-9) for counts, _ in told]
-        errors = np.array([noise / total for total, (_, noise) in zip(totals, told, strict=True)])
+            counted.append((self.psi.body.read(self.body)[0], self.body_noise * self.psi.body.noise_of_counts))
+        totals = [max(float(counts.sum()), 1e-9) for counts, _ in counted]
+        errors = np.array([noise / total for total, (_, noise) in zip(totals, counted, strict=True)])
         trust = 1 / np.maximum(errors, 1e-12) ** 2
-        means = [counts.double().cpu().numpy() / total for total, (counts, _) in zip(totals, told, strict=True)]
+        means = [counts.double().cpu().numpy() / total for total, (counts, _) in zip(totals, counted, strict=True)]
         shares = sum(weight * mean for weight, mean in zip(trust / trust.sum(), means, strict=True))
         error = float(trust.sum() ** -0.5)
         return torch.from_numpy(nearest_shares(shares, error)).float(), error
@@ -105,7 +105,7 @@ def gaussian(release: Release, moments: Moments) -> Tree:
     spread, rest = _cleared(values, noise_of_all)
     factors = torch.stack(
         [
-            axes @ _root(_told(spread, axes.T @ (own - pooled) @ axes, float(noise)), rest)
+            axes @ _root(_filtered(spread, axes.T @ (own - pooled) @ axes, float(noise)), rest)
             for own, noise in zip(covariances, noises, strict=True)
         ]
     )
@@ -149,7 +149,7 @@ def _cleared(values: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
     return cleared, float(cleared.min())
 
 
-def _told(spread: torch.Tensor, apart: torch.Tensor, noise: float) -> torch.Tensor:
+def _filtered(spread: torch.Tensor, apart: torch.Tensor, noise: float) -> torch.Tensor:
     """A covariance, from that of all classes, `spread` along its axes, and from how far it is noisily seen `apart`.
 
     Classes differ as samples of the same covariance would, by some amount: an entry varies as the product of the two
