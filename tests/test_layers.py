@@ -300,5 +300,5 @@ def test_what_public_settings_are_made_of_is_public():
     needed = set().union(
         *(made_of(kind) for kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind))
     )
-    assert needed - set(fedlens.__all__) == {"Gaussian", "Network", "Release", "TextRelease"}
+    assert needed - set(fedlens.__all__) == {"Gaussian", "Network", "Picked", "Release", "TextRelease"}
     assert {"AdaptiveClip", "ConvCritic", "Sgd", "Psi", "TextPsi", "Banded"} <= needed
