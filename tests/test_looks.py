@@ -229,12 +229,14 @@ def test_noise_alone_has_no_spread_left():
     assert rest < 0.1  # of a noise whose largest eigenvalue is above 1
 
 
-def test_variance_of_which_no_direction_is_seen_is_not_drawn():
-    values = torch.tensor([-0.3, 0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
-    cleared, rest = fitting._cleared(values, 0.1)
-    assert rest == 0.0
-    assert not cleared.any()
-    assert fitting._cleared(values.abs(), 0.0)[0].sum() == pytest.approx(float(values.abs().sum()))
+def test_variance_of_which_no_direction_is_seen_is_drawn_as_far_as_is_asked_for():
+    values = torch.tensor([0.1, 0.2, 0.3, 9.0], dtype=torch.float64)
+    (whole, rest), (none, nothing) = (fitting._cleared(values, 0.1, unseen) for unseen in (1.0, 0.0))
+    assert whole[:3].tolist() == [rest] * 3
+    assert rest > 0.1
+    assert nothing == 0.0
+    assert not none[:3].any()
+    assert none[3] == whole[3]
 
 
 def levels(noise, seed):
@@ -510,6 +512,7 @@ def test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros(tmp_
         ("look.frequencies=65", "Expected 2 to 64 frequencies"),
         ("look.features=20", "look.features is not used here"),
         ("look.keep=0.7", "look.keep is not used here"),
+        ("look.unseen=1.5", "look.unseen"),
         ("model.critic_widths=[8]", "model.critic_widths is not used here"),
     ],
 )
