@@ -229,12 +229,14 @@ def test_noise_alone_has_no_spread_left():
     assert rest < 0.1  # of a noise whose largest eigenvalue is above 1
 
 
-def test_variance_of_which_no_direction_is_seen_is_not_drawn():
-    values = torch.tensor([-0.3, 0.1, 0.2, 0.2, 0.3], dtype=torch.float64)
-    cleared, rest = fitting._cleared(values, 0.1)
-    assert rest == 0.0
-    assert not cleared.any()
-    assert fitting._cleared(values.abs(), 0.0)[0].sum() == pytest.approx(float(values.abs().sum()))
+def test_variance_of_which_no_direction_is_seen_is_drawn_as_far_as_is_asked_for():
+    values = torch.tensor([0.1, 0.2, 0.3, 9.0], dtype=torch.float64)
+    (whole, rest), (none, nothing) = (fitting._cleared(values, 0.1, unseen) for unseen in (1.0, 0.0))
+    assert whole[:3].tolist() == [rest] * 3
+    assert rest > 0.1
+    assert nothing == 0.0
+    assert not none[:3].any()
+    assert none[3] == whole[3]
 
 
 def levels(noise, seed):
@@ -510,6 +512,7 @@ def test_a_release_whose_checkpoint_is_gone_is_not_replaced_by_one_of_zeros(tmp_
         ("look.frequencies=65", "Expected 2 to 64 frequencies"),
         ("look.features=20", "look.features is not used here"),
         ("look.keep=0.7", "look.keep is not used here"),
+        ("look.unseen=1.5", "look.unseen"),
         ("model.critic_widths=[8]", "model.critic_widths is not used here"),
     ],
 )
@@ -651,13 +654,16 @@ def test_colour_where_grey_is_expected_costs_nothing(tmp_path):
     assert not list((tmp_path / "runs").glob("look-*"))
 
 
-def test_an_example_is_protected_where_that_is_asked_for(tmp_path):
+@pytest.mark.parametrize(("unit", "units"), [("example", 90), ("silo", 45)])
+def test_an_example_or_a_silo_is_protected_where_that_is_asked_for(tmp_path, unit, units):
     colourful(tmp_path / "some.npz")
-    known = ["--units", 90, "--side", 8, "--channels", 3, "--epsilon", 50, "--unit", "example"]
+    known = ["--units", units, "--side", 8, "--channels", 3, "--epsilon", 50, "--unit", unit]
     told = answer("look", tmp_path / "some.npz", *known, "--out", tmp_path / "runs")
-    assert "example" in json.dumps(told["guarantee"])
+    assert told["guarantee"]["unit"] == unit
     (found,) = (tmp_path / "runs").glob("look-*")
-    assert not looks.Look.open(found / "all" / "look.safetensors").release.psi.several
+    look = looks.Look.open(found / "all" / "look.safetensors")
+    assert look.release.psi.several == (unit == "silo")
+    assert look.release.units == units
 
 
 def test_a_user_alone_is_not_looked_at(tmp_path):

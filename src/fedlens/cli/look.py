@@ -150,6 +150,9 @@ def fit(
     keep: Annotated[
         float, Option(min=0.01, max=1, help="Share of a network's images that are kept: those the release likes most.")
     ] = 1.0,
+    unseen: Annotated[
+        float, Option(min=0, max=1, help="Moments: how much is drawn of variance whose directions noise hides.")
+    ] = 1.0,
     device: Device = None,
     as_json: Json = False,
 ) -> None:
@@ -159,9 +162,8 @@ def fit(
     from fedlens.runs.run import chosen_device, memory_of
 
     where = chosen_device(device)
-    model = opening.refitted(
-        release, where, memory_of(where), steps=steps, batch=batch, rate=rate, seed=seed, keep=keep
-    )
+    fit = {"steps": steps, "batch": batch, "rate": rate, "seed": seed, "keep": keep, "unseen": unseen}
+    model = opening.refitted(release, where, memory_of(where), **fit)
     if (path := to / model.file).exists():
         raise ValueError(f"Expected no file at {path}; it would be overwritten.")
     to.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,12 @@ ALONE, COMPARED = 0.1, 0.6  # of the squared norm, for what people read of one g
 NEAR, NEAREST, FARTHEST = 0.03, 0.15, 0.5  # radius: chosen on other people's digits and clothes, see docs/looks.md
 RULES: tuple[Rule, ...] = (
     (LookSettings, "family examples readable radius public", lambda _, recipe: _looks(recipe), "algorithm = 'look'"),
-    (LookSettings, "frequencies jitter", lambda look, recipe: _looks(recipe, "moments"), "look.family = 'moments'"),
+    (
+        LookSettings,
+        "frequencies jitter unseen",
+        lambda look, recipe: _looks(recipe, "moments"),
+        "look.family = 'moments'",
+    ),
     (
         LookSettings,
         "features steps batch rate",
@@ -202,13 +207,13 @@ def start(recipe: Settings, release: Look, device: str) -> Tree:
 
 def _fit(recipe: Settings) -> Fit:
     table = look(recipe)
-    return Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed)
+    return Fit(steps=table.steps, batch=table.batch, rate=table.rate, seed=recipe.seed, unseen=table.unseen)
 
 
 def refitted(release: Look, drawing: Network | Picked | Gaussian, fit: Fit, device: str = "cpu") -> Fitted:
     """A model of a look: free."""
     if isinstance(drawing, Gaussian):
-        params = fitting.gaussian(release.release, drawing.moments)
+        params = fitting.gaussian(release.release, drawing.moments, fit.unseen)
     elif isinstance(drawing, Picked):
         params = fit(release.release, drawing.network, device=device) | {LIKED: release.release.body}
     else:

@@ -205,7 +205,7 @@ class Images(Medium):
         path = folder / Look.file
         return Look.open(path) if path.exists() else None
 
-    def refitted(self, path: pathlib.Path, device: str, room: int, *, keep: float = 1.0, **fit: Any) -> Fitted:
+    def refitted(self, path: pathlib.Path, device: str, room: int, keep: float = 1.0, **fit: Any) -> Fitted:
         kept, settings = Look.open(path), Fit(**fit)
         looks_room.check(kept.release.psi, settings.batch, room)
         return looks.refitted(kept, looks.drawing_for(kept, keep), settings, device)

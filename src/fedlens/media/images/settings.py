@@ -72,6 +72,8 @@ class LookSettings(Table):
     family: Literal["moments", "embedding"] = "moments"  # a GPU, or minutes, are needed for an embedding
     frequencies: PositiveInt | None = None  # moments: of each channel; by default from units, noise and side
     jitter: Annotated[float, Field(ge=0, le=1)] = 0.1  # moments: how far drawn images are turned, moved and scaled
+    # Moments: how much is drawn of the variance whose directions noise hides. All teaches classifiers, none is legible.
+    unseen: Annotated[float, Field(ge=0, le=1)] = 1.0
     features: PositiveInt = 21_000  # embedding: a multiple of 6
     steps: PositiveInt = 2000  # embedding: of the generator's fit, as the next two
     batch: PositiveInt = 1000

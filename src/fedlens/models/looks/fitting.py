@@ -86,7 +86,7 @@ def nearest_shares(noisy: np.ndarray, noise: float) -> np.ndarray:
 # Normal distributions of low frequencies
 
 
-def gaussian(release: Release, moments: Moments) -> Tree:
+def gaussian(release: Release, moments: Moments, unseen: float = 1.0) -> Tree:
     """The weights of a `Gaussian`: means, and covariances without the part that noise explains.
 
     What all classes share is seen best. Along its axes a class differs from it by as much as noise does not explain.
@@ -102,7 +102,7 @@ def gaussian(release: Release, moments: Moments) -> Tree:
     pooled = (shares[:, None, None] * covariances).sum(0) / shares.sum()
     values, axes = torch.linalg.eigh(pooled)
     noise_of_all = float((shares * noises).norm() / shares.sum())
-    spread, rest = _cleared(values, noise_of_all)
+    spread, rest = _cleared(values, noise_of_all, unseen)
     factors = torch.stack(
         [
             axes @ _root(_filtered(spread, axes.T @ (own - pooled) @ axes, float(noise)), rest)
@@ -132,20 +132,18 @@ def _together(numbers: torch.Tensor, errors: torch.Tensor, shares: torch.Tensor)
     return drawn
 
 
-def _cleared(values: torch.Tensor, noise: float) -> tuple[torch.Tensor, float]:
+def _cleared(values: torch.Tensor, noise: float, unseen: float = 1.0) -> tuple[torch.Tensor, float]:
     """The eigenvalues of a noisy symmetric matrix without its noise, and the least of them.
 
     Noise alone spreads eigenvalues over a semicircle of radius 2 noise sqrt(n); what sticks out of it was pushed out
-    by it, and is drawn back (Gavish and Donoho 2017). The trace says what is left for the rest, evenly; where that is
-    most of it, nobody knows in which directions it lies, and samples that vary in all of them show nothing: so the rest
-    get the part of it that the others have of the whole.
+    by it, and is drawn back (Gavish and Donoho 2017). The rest share what the trace says is left, evenly, or a part of
+    it: nobody sees in which directions it lies.
     """
     edge = 2 * noise * math.sqrt(len(values)) * (1 + len(values) ** (-2 / 3))  # where the largest lies is random, too
     clear = values > edge
     shrunk = torch.where(clear, (values + (values.square() - edge**2).clamp(min=0).sqrt()) / 2, 0.0)
-    left = (values.sum() - shrunk.sum()).clamp(min=0)
-    known = shrunk.sum() / (shrunk.sum() + left).clamp(min=1e-30)
-    cleared = torch.where(clear, shrunk, known * left / (~clear).sum().clamp(min=1))
+    left = (values.sum() - shrunk.sum()).clamp(min=0) / (~clear).sum().clamp(min=1)
+    cleared = torch.where(clear, shrunk, unseen * left)
     return cleared, float(cleared.min())
 
 
@@ -174,12 +172,14 @@ def _root(covariance: torch.Tensor, rest: float) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a network is fitted."""
+    """How a generator is fitted: a network in steps; a normal distribution with so much of the variance whose
+    directions noise hides."""
 
     steps: int = 2000
     batch: int = 1000
     rate: float = 1e-3
     seed: int = 0
+    unseen: float = 1.0
 
     def __call__(
         self,
