@@ -12,15 +12,16 @@ from command_line import answer, fedlens
 from fedlens.experiments import findings as trials
 from fedlens.experiments.findings import People, Planted
 from fedlens.media import looked
-from fedlens.media.images import differences, tracing
+from fedlens.media.images import against_public, differences, tracing
 from fedlens.media.images.families import FAMILIES, blurred, covered, families, turned
+from fedlens.media.images.public import PublicSet
 from fedlens.media.looked import Judged
 from fedlens.models.looks import explaining, resembling, two_sample
 from fedlens.models.looks.embedding import Embedding, _layers, _projection, _typical
 from fedlens.models.looks.explaining import Candidate, Explanation
 from fedlens.models.looks.fitting import Release
 from fedlens.models.looks.moments import Moments
-from fedlens.models.looks.psi import BODY, LABELS, PREDICTED, SPREAD, Psi, centres
+from fedlens.models.looks.psi import BODY, LABELS, PREDICTED, SIZE, SPREAD, Psi, centres
 from fedlens.models.looks.shapes import drawn, strokes
 from fedlens.models.looks.statistics import READABLE
 from fedlens.models.looks.two_sample import COUNT, Block, Group
@@ -46,9 +47,9 @@ def setting():
 
 
 @pytest.fixture(scope="module")
-def rows(setting, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("means")
-    return {fault: trials.sent(setting.psi, people(), fault, cache) for fault in (None, INVERTED)}
+def rows(setting):
+    every = {fault: trials.per_image(people(), fault) for fault in (None, INVERTED)}
+    return {fault: trials.sent(setting.psi, trials.summed(people(), numbers)) for fault, numbers in every.items()}
 
 
 # What units send
@@ -101,6 +102,55 @@ def test_blocks_of_many_units_are_those_of_each():
     for row in range(3):
         alone = psi.readable_of({"picture": means[row]}, torch.tensor(1.0))
         assert all(torch.equal(together[name][row], alone[name]) for name in ("picture", SPREAD))
+
+
+class Alternating:
+    """Takes images for class 0 and 1 in turn."""
+
+    def predictions(self, images):
+        return torch.arange(len(images)) % 2
+
+
+def test_what_is_counted_is_what_a_look_sends():
+    known = people().part(people().owners < 7)
+    psi = Psi(body=Moments(side=8, frequencies=8), classes=EACH, judged=True, readable=0.6, radius=0.3)
+    rows = trials.sent(psi, trials.summed(known, trials.per_image(known, None, Alternating())))
+    whole = torch.from_numpy(known.images[known.places])[:, None]
+    taken, labels = torch.arange(len(whole)) % 2, torch.from_numpy(known.labels[known.places])
+    for user in range(7):
+        mine = torch.from_numpy(known.whose == user)
+        held = {"x": whole[mine], "y": labels[mine], PREDICTED: taken[mine], "mask": torch.ones(int(mine.sum()))}
+        for name, block in psi(held).items():
+            if name != BODY:
+                assert rows[name][user] == pytest.approx(block.flatten().numpy(), abs=1e-5), name
+
+
+def test_users_without_an_image_on_a_side_are_not_there(setting):
+    numbers = trials.per_image(people(), None)
+    seen = people().whose >= 50
+    assert len(trials.sent(setting.psi, trials.summed(people(), numbers, seen))["picture"]) == USERS - 50
+
+
+def test_what_was_counted_is_kept_and_not_counted_again(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(trials, "rows_of", lambda part: [row("none"), row("inverted")])
+    monkeypatch.setattr(trials.Bench, "outcomes", lambda self, one: asked.append(one.fault.name) or [])
+    bench = trials.Bench(folder=tmp_path, out=tmp_path, say=lambda line: None)
+    assert [line.fault for line in bench.kept("power")] == ["none", "inverted"]
+    assert bench.kept("power") == bench.kept("power")
+    assert asked == ["none", "inverted"]
+
+
+def row(name):
+    return trials.Row(data="writers", by=trials.RELEASE, epsilon=1.0, share=1.0, draws=2, fault=Planted(name=name))
+
+
+def test_left_slanted_strokes_are_told_by_a_public_rule():
+    images = np.zeros((2, 8, 8), np.uint8)
+    images[0][np.arange(8), np.arange(8)] = 255  # from the upper left to the lower right
+    images[1] = images[0][:, ::-1]
+    known = People(name="two", images=images, labels=np.zeros(2, int), owners=np.arange(2))
+    assert trials.left_slanted(known).tolist() == trials.of_left_slanted_writers(known).tolist() == [True, False]
 
 
 # The test
@@ -209,6 +259,9 @@ def test_swapped_labels_and_missing_classes_are_told_from_what_the_groups_say():
     at = swapped.amounts.index((0.0, 1.0))
     assert (shares + swapped.moves[LABELS][at]).tolist() == pytest.approx([0.6, 0.8, 0.0])
     assert (confused + swapped.moves[PREDICTED][at]).reshape(3, 3)[0].tolist() == pytest.approx([0.1, 0.5, 0.0])
+    assert [trace.kind for trace in traces] == ["labels-swapped"]  # a model that judges may have chosen the classes
+    del blocks[PREDICTED]
+    traces = tracing.of_labels(psi, [Group(blocks=blocks, count=10, count_error=0.1)] * 2)
     more = next(trace for trace in traces if trace.kind == "class-share")
     at = more.amounts.index((2.0, 0.2))
     scaled = shares + more.moves[LABELS][at]
@@ -225,6 +278,27 @@ def test_amounts_near_the_best_are_tried_themselves():
     corner = tried.refined(candidate(kind="region", amount=(0.0, 0.0, 0.5, 0.5, 1.0)))[0]
     assert {amount[:2] for amount in corner.amounts} == {(0.0, 0.0)}
     assert len(corner.amounts) == len(tracing.STEPS) ** 2
+
+
+def test_blocks_that_one_group_does_not_have_are_left_out_of_what_is_tried():
+    group = Group(blocks={"picture": Block(mean=np.ones(4), noise=0.1, spread=0.0)}, count=10, count_error=0.1)
+    none = dataclasses.replace(group, blocks={"picture": Block(mean=np.zeros(4), noise=0.1, spread=0.0)})
+    tested = two_sample.two_groups((group, none), {"picture": ()})
+    moves = {"picture": np.ones((1, 4)), LABELS: np.ones((1, 3))}
+    trace = explaining.Trace(kind="x", amounts=((1.0,),), moves=moves, says=lambda _: "x")
+    assert explaining.explained(tested, [trace]).fits[0].share == 1
+
+
+def test_a_public_set_is_held_against_by_shares_of_classes_and_not_by_how_it_was_collected():
+    psi = Psi(body=Moments(side=8, frequencies=8), classes=2, readable=0.6)
+    images, labels = drawn(40, 8, 1), torch.arange(40) % 2
+    many = against_public.sent(psi, PublicSet(images=images, labels=labels, owners=torch.arange(40) // 20))
+    few = against_public.sent(psi, PublicSet(images=images, labels=labels, owners=torch.arange(40)))
+    assert SIZE not in many
+    private = Group.seen(many)
+    beside = against_public.beside(private, psi, few)
+    assert np.linalg.norm(few[LABELS].mean(0)) < 0.8
+    assert beside.blocks[LABELS].mean == pytest.approx(private.blocks[LABELS].mean)
 
 
 # Words and verdicts

@@ -57,13 +57,9 @@ class Seen:
     @functools.cached_property
     def traces(self) -> tuple[Trace, ...]:
         """By the blocks that both groups have: of public images, not all are known."""
-        every = (*self.tried.traces(), *tracing.of_labels(self.psi, self.groups))
         there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
-        kept = (
-            dataclasses.replace(trace, moves={name: rows for name, rows in trace.moves.items() if name in there})
-            for trace in every
-        )
-        return tuple(trace for trace in kept if trace.moves)
+        every = (*self.tried.traces(), *tracing.of_labels(self.psi, self.groups))
+        return tuple(trace for trace in (one.within(there) for one in every) if trace.moves)
 
     @functools.cached_property
     def tested(self) -> Tested:
