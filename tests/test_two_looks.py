@@ -16,6 +16,7 @@ from fedlens.media.images import against_public, differences, tracing
 from fedlens.media.images.families import FAMILIES, blurred, covered, families, turned
 from fedlens.media.images.public import PublicSet
 from fedlens.media.looked import Judged
+from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.looks import explaining, resembling, two_sample
 from fedlens.models.looks.embedding import Embedding, _layers, _projection, _typical
 from fedlens.models.looks.explaining import Candidate, Explanation
@@ -430,6 +431,9 @@ def test_groups_by_an_attribute_are_compared_and_the_fault_is_named(data, tmp_pa
     assert told["findings"][0]["kind"] == "inverted"
     assert told["differences"][0]["differs"]
     assert told["explanations"][0]["named"]
+    missed = {row["kind"]: row for row in told["coverage"]}
+    assert missed["inverted"]["weakest"] is None  # it has no strength
+    assert missed["brightness"]["weakest"].startswith(("brighter by 0.", "darker by 0."))
     assert "stand in" in " ".join(told["warnings"])
     run = next((tmp_path / "runs").glob("look-*"))
     again = answer("compare", run / "release-1", run / "release-0", "--to", tmp_path / "again")
@@ -445,6 +449,7 @@ def test_a_public_set_without_a_class_is_told_so_with_weights(data, tmp_path):
     shares = {row["name"]: (row["left"], row["right"]) for row in told["numbers"]}
     assert shares["class 2"][0] == pytest.approx(0.2, abs=0.1)
     assert shares["class 2"][1] == 0
+    assert [row["label"] for row in told["lacking"]] == ["all", "public"]
     kept = json.loads(next((tmp_path / "runs").glob("look-*/weights.json")).read_text())
     assert len(kept["weights"]) == kept["images"] == (people(1).labels != 2).sum()
     assert sum(kept["weights"]) == pytest.approx(1, abs=1e-4)
@@ -467,6 +472,17 @@ def test_public_sets_that_do_not_fit_cost_nothing(data, tmp_path, public, more, 
     assert done.code == 2
     assert says in done.err
     assert not list((tmp_path / "runs").glob("look-*/all/look.safetensors"))
+
+
+def test_groups_that_a_model_chose_say_so(data, tmp_path):
+    network = ConvClassifier(side=SIDE, classes=EACH, widths=(4,))
+    Primary(network, network.init(0)).save(tmp_path / "cnn.safetensors")
+    asked = "--classes", EACH, "--by", "right", "--model", tmp_path / "cnn.safetensors", "--out", tmp_path / "runs"
+    few = [word for name in ("right", "wrong") for word in ("--set", f"selections.{name}.minimum_examples=1")]
+    told = answer("look", data / "private.npz", *LOOK, *asked, *few)
+    assert "the model chose the groups" in " ".join(told["warnings"])
+    assert told["differences"][0]["block"] == PREDICTED
+    assert not any(row["kind"] == tracing.CLASS_SHARE for row in told["explanations"])
 
 
 def test_accuracy_needs_a_model_that_judges(data, tmp_path):

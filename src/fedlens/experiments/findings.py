@@ -759,6 +759,16 @@ class Bench:
             self._settings[key] = Setting.of(self.sets[row.data][0], row.epsilon, self.sets[row.data][1], row.by)
         return self._settings[key]
 
+    @functools.cached_property
+    def _counted(self) -> dict[tuple[str, str], np.ndarray]:
+        return {}
+
+    def _numbers(self, data: str, fault: Planted | None, primary: Primary | None) -> np.ndarray:
+        key = data, fault.name if fault else ""
+        if key not in self._counted:
+            self._counted[key] = per_image(self.sets[data][0], fault, primary)
+        return self._counted[key]
+
     def outcomes(self, row: Row) -> list[Outcome]:
         people, others = self.sets[row.data]
         seeds = range(row.draws)
@@ -771,7 +781,7 @@ class Bench:
         primary = self._judge(row.data) if setting.psi.judged else None
         faults = (None, row.fault) if row.share else (None,)
         if row.by in (COIN, EXAMPLE):
-            numbers = [per_image(people, fault, primary) for fault in faults]
+            numbers = [self._numbers(row.data, fault, primary) for fault in faults]
             drawn = by_coin if row.by == COIN else by_example
             return drawn(setting, numbers[0], numbers[-1], row.share, seeds)
         sums = [kept_sums(people, fault, primary, self.out / "means") for fault in faults]

@@ -14,7 +14,7 @@ import torch
 
 from fedlens.ledger import guarantee
 from fedlens.media.images import exhibits, findings, tracing
-from fedlens.media.images.exhibits import Weights
+from fedlens.media.images.exhibits import Picture, Weights
 from fedlens.media.images.findings import Seen
 from fedlens.media.images.looks import Look
 from fedlens.media.images.public import PublicSet
@@ -92,12 +92,13 @@ def _length(block: Block) -> float:
 
 
 def _exhibits(both: Seen, samples: Samples, public: PublicSet, weights: np.ndarray) -> list[Any]:
-    images = torch.cat([samples.images[: findings.TELLING], both.images[: findings.TELLING]]).nan_to_num(0, 1, -1)
+    most = torch.from_numpy(weights).argsort(descending=True)[: findings.SHOWN]
+    shown = Picture.of(public.images[most], run="", label=PUBLIC, file="samples/weighted.png", columns=6)
     return [
         *findings.answers(both),
         *exhibits.exhibited(exhibits.drawn_by([samples], None), ()),
-        exhibits.Telling(pictures=findings.telling(both, images)),
-        Weights(weights=tuple(weights.round(9).tolist())),
+        exhibits.Lacking(pictures=findings.telling(both, findings.pool(samples), (public.images, public.labels))),
+        Weights(weights=tuple(weights.round(9).tolist()), pictures=(shown,)),
     ]
 
 
