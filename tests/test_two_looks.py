@@ -270,6 +270,22 @@ def test_swapped_labels_and_missing_classes_are_told_from_what_the_groups_say():
     assert np.linalg.norm(scaled) == pytest.approx(1)
 
 
+def test_labels_that_all_units_of_a_group_have_swapped_are_told_from_the_other_where_a_model_judges():
+    """Halfway between the two groups nothing changes when it is swapped."""
+    psi = Psi(body=Moments(side=8, frequencies=8), classes=2, judged=True)
+    healthy, swapped = (
+        {
+            LABELS: Block(mean=np.array(shares), noise=0.01, spread=0.0),
+            PREDICTED: Block(mean=np.array(confused), noise=0.01, spread=0.0),
+        }
+        for shares, confused in (([0.7, 0.7], [0.6, 0.1, 0.1, 0.6]), ([0.7, 0.7], [0.1, 0.6, 0.6, 0.1]))
+    )
+    groups = [Group(blocks=blocks, count=10, count_error=0.1) for blocks in (swapped, healthy)]
+    for fitted, moved in ((True, [-0.5, 0.5, 0.5, -0.5]), (False, [0, 0, 0, 0])):
+        trace = tracing.of_labels(psi, groups, fitted)[0]
+        assert trace.moves[PREDICTED][trace.amounts.index((0.0, 1.0))].tolist() == pytest.approx(moved)
+
+
 def test_amounts_near_the_best_are_tried_themselves():
     psi = Psi(body=Moments(side=8, frequencies=8), readable=0.6)
     tried = tracing.Tried(psi, drawn(40, 8, 1), 4)

@@ -49,6 +49,7 @@ HIT = 0.5  # of the users have a fault, where a classifier chooses the groups
 # Who is compared: users dealt to halves; weak users with strong ones; images that are read wrongly with the others;
 # images by the toss of a coin; everybody with everybody, at another time; everybody with a public set.
 RELEASE, ACCURACY, EXAMPLE, COIN, TWICE, PUBLIC = "release", "accuracy", "example", "coin", "twice", "public"
+JUDGED = "judged"  # halves, and a classifier is named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -94,7 +95,7 @@ LISTED = (
     _known("low-contrast", "contrast", 0.5, within=0.1),
     _known("dead-band", "region", 0.0, 3 / 7, 1.0, 4 / 7, 0.0, within=0.08),
     _known("noisy", "noisy", 0.25, within=0.05),
-    _known("swapped-labels", "labels swapped"),
+    _known("swapped-labels", "labels-swapped"),
 )
 
 
@@ -423,15 +424,16 @@ class Setting:
 
 _EVERYONE: dict[str, Any] = {"selections": {"all": {"by": "everyone"}}}
 _MODEL: dict[str, Any] = {"primary": {"model": "model.safetensors"}}
+_BY_RELEASE: dict[str, Any] = {
+    "task": "T4",
+    "selections": {
+        name: {"by": "attribute", "attribute": "release", "values": [value]} for name, value in (("new", 1), ("old", 0))
+    },
+}
 _BY_EXAMPLE = _MODEL | {"task": "T2", "selections": {name: {"by": name} for name in ("wrong", "right")}}
 _ASKED: dict[str, dict[str, Any]] = {
-    RELEASE: {
-        "task": "T4",
-        "selections": {
-            name: {"by": "attribute", "attribute": "release", "values": [value]}
-            for name, value in (("new", 1), ("old", 0))
-        },
-    },
+    RELEASE: _BY_RELEASE,
+    JUDGED: _BY_RELEASE | _MODEL,
     ACCURACY: _MODEL
     | {
         "task": "T4",
@@ -450,8 +452,8 @@ _ASKED: dict[str, dict[str, Any]] = {
 def _recipe(people: People, epsilon: float, by: str) -> Recipe:
     """Halves, and groups by accuracy, hold at most half of all users; every other group may hold all."""
     users, classes = len(people.shown), people.classes
-    units = -(-users // 2) if by in (RELEASE, ACCURACY) else users
-    attributes = {"attributes": ["release"]} if by == RELEASE else {}
+    units = -(-users // 2) if by in (RELEASE, JUDGED, ACCURACY) else users
+    attributes = {"attributes": ["release"]} if by in (RELEASE, JUDGED) else {}
     return Recipe.validated(
         {
             "name": "findings",
@@ -474,9 +476,12 @@ def said(setting: Setting, left: Rows, right: Rows, seed: int) -> Outcome:
 
 def _judged(setting: Setting, left: Group, right: Group) -> Outcome:
     groups, there = (left, right), left.blocks.keys() & right.blocks.keys()
-    traces = [one.within(there) for one in (*setting.traces, *tracing.of_labels(setting.psi, groups))]
+    traces, along = (
+        [one.within(there) for one in (*setting.traces, *tracing.of_labels(setting.psi, groups, fitted))]
+        for fitted in (True, False)
+    )
     views = {name: rows for name, rows in setting.psi.views.items() if name in there}
-    tested = two_sample.two_groups(groups, views, tracing.directions(traces))
+    tested = two_sample.two_groups(groups, views, tracing.directions(along))
     explanation = tracing.explanation(tested, traces, setting.tried, explaining.MISFIT)
     return Outcome(p=tested.p, explanation=explanation)
 
@@ -706,9 +711,16 @@ def rows_of(part: str) -> list[Row]:
     if part == "accuracy":
         none = [Row(data=data, by=ACCURACY, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data in SETS[:2]]
         hit = [listed[name] for name in HARD_TO_READ]
-        return none + [
-            Row(data=SETS[0], by=ACCURACY, fault=fault, epsilon=1.0, share=HIT, draws=DRAWS) for fault in hit
+        judged = [
+            Row(data=data, by=JUDGED, fault=listed["swapped-labels"], epsilon=epsilon, share=1.0, draws=DRAWS)
+            for data in SETS[:2]
+            for epsilon in EPSILONS
         ]
+        return (
+            none
+            + judged
+            + [Row(data=SETS[0], by=ACCURACY, fault=fault, epsilon=1.0, share=HIT, draws=DRAWS) for fault in hit]
+        )
     of_example = [listed[name] for name in ("inverted", "rotated-90")]
     return [
         *(Row(data=SETS[0], by=EXAMPLE, epsilon=e, share=0.0, draws=OF_EXAMPLE_DRAWS) for e in (8.0, 1.0)),

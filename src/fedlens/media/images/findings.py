@@ -68,7 +68,8 @@ class Seen:
     def tested(self) -> Tested:
         there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
         views = {name: rows for name, rows in self.psi.views.items() if name in there}
-        along = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
+        shared = tracing.of_labels(self.psi, self.groups, fitted=False)
+        along = tracing.directions([one.within(there) for one in (*self.tried.traces(), *shared)])
         return two_groups(self.groups, views, along)
 
     @functools.cached_property

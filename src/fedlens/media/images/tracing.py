@@ -152,8 +152,11 @@ def explanation(tested: Tested, traces: Sequence[Trace], tried: Tried, misfit: f
     return explained(tested, [*traces, *tried.compositions(alone.fits)], misfit)
 
 
-def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
+def of_labels(psi: Psi, groups: Sequence[Group], fitted: bool = True) -> list[Trace]:
     """Classes that trade places, and more or fewer of a class: told from what both groups have in common.
+
+    Of groups of which one is swapped and the other not, that is the same when it is swapped. So where they are `fitted`
+    and a model judges, whose confusions stand out of the noise, those of the healthy group are swapped.
 
     Of very many classes not every two are tried, and perhaps no shares: a file's header may say any number. No shares
     either where a model judges: groups may be chosen by that, and some classes are harder to read.
@@ -161,7 +164,8 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
     there = [name for name in (LABELS, PREDICTED) if all(name in group.blocks for group in groups)]
     if not there:
         return []
-    shown = {name: _level(groups, name) for name in there}
+    level = groups[1:] if fitted and PREDICTED in there else groups
+    shown = {name: _level(level, name) for name in there}
     every = list(range(psi.classes))
     neighbours = [label ^ 1 if (label ^ 1) < psi.classes else label for label in every]
     orders: list[tuple[Amount, list[int]]] = [((-1.0, -1.0), neighbours), ((-2.0, -2.0), every[-1:] + every[:-1])]
@@ -200,8 +204,8 @@ def _class_shares(healthy: np.ndarray, amounts: Sequence[Amount]) -> Trace:
 
 
 def _level(groups: Sequence[Group], name: str) -> np.ndarray:
-    one, other = (group.blocks[name] for group in groups)
-    return common(one, other).clip(min=0)
+    level = common(groups[0].blocks[name], groups[-1].blocks[name])
+    return level.clip(min=0)
 
 
 def _ordered(block: np.ndarray, order: Sequence[int]) -> np.ndarray:
