@@ -135,15 +135,15 @@ def test_users_without_an_image_on_a_side_are_not_there(setting):
 def test_what_was_counted_is_kept_and_not_counted_again(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(trials, "rows_of", lambda part: [row("none"), row("inverted")])
-    monkeypatch.setattr(trials.Bench, "outcomes", lambda self, one: asked.append(one.fault.name) or [])
-    bench = trials.Bench(folder=tmp_path, out=tmp_path, say=lambda line: None)
+    monkeypatch.setattr(trials.ImageBench, "outcomes", lambda self, one: asked.append(one.fault.name) or [])
+    bench = trials.ImageBench(folder=tmp_path, out=tmp_path, say=lambda line: None)
     assert [line.fault for line in bench.kept("power")] == ["none", "inverted"]
     assert bench.kept("power") == bench.kept("power")
     assert asked == ["none", "inverted"]
 
 
 def row(name):
-    return trials.Row(data="writers", by=trials.RELEASE, epsilon=1.0, share=1.0, draws=2, fault=Planted(name=name))
+    return trials.ImageRow(data="writers", by=trials.RELEASE, epsilon=1.0, share=1.0, draws=2, fault=Planted(name=name))
 
 
 def test_left_slanted_strokes_are_told_by_a_public_rule():

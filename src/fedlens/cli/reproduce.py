@@ -180,7 +180,7 @@ def _of_image_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[l
 
     if unknown := set(names or ()) - set(findings.PARTS):
         raise ValueError(f"Expected --row of {', '.join(findings.PARTS)}; got {', '.join(sorted(unknown))}.")
-    bench = findings.Bench(folder=_data_folder(), out=out, say=aside)
+    bench = findings.ImageBench(folder=_data_folder(), out=out, say=aside)
     parts = {part: bench.kept(part) for part in names or findings.PARTS}
     tables = "\n".join(f"{part}\n\n{findings.table(lines)}" for part, lines in parts.items())
     files.write(out / "table.md", tables)

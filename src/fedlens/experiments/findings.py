@@ -575,7 +575,7 @@ NO_FAULT = Planted(name="none")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Row:
+class ImageRow:
     """What is drawn so many times, and counted."""
 
     data: str
@@ -608,7 +608,7 @@ class Counted:
     named: dict[str, int]  # by the kind
 
     @classmethod
-    def of(cls, row: Row, outcomes: Sequence[Outcome]) -> "Counted":
+    def of(cls, row: ImageRow, outcomes: Sequence[Outcome]) -> "Counted":
         names = Counter(outcome.names(row.fault) for outcome in outcomes)
         named = dict(Counter(best.kind for one in outcomes if one.differ and (best := one.explanation.named)))
         about = {name: getattr(row, name) for name in ("data", "by", "epsilon", "share", "draws")}
@@ -693,39 +693,39 @@ OF_EXAMPLE_DRAWS = 100  # without a fault
 TENTH, NEAR = 0.1, 0.05  # the share of each class, and how well it is to be told
 
 
-def rows_of(part: str) -> list[Row]:
+def rows_of(part: str) -> list[ImageRow]:
     listed = {fault.name: fault for fault in LISTED}
     if part in ("power", "rare"):
         share, epsilons = (1.0, EPSILONS) if part == "power" else (RARE, (2.0, 1.0))
         return [
-            Row(data=data, by=RELEASE, fault=fault, share=share, epsilon=epsilon, draws=DRAWS)
+            ImageRow(data=data, by=RELEASE, fault=fault, share=share, epsilon=epsilon, draws=DRAWS)
             for data in SETS[:2]
             for epsilon in epsilons
             for fault in (*LISTED, *UNLISTED)
         ]
     if part == "clean":
         of_clean = [(data, by) for by in (RELEASE, TWICE, COIN) for data in SETS]
-        return [Row(data=data, by=by, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data, by in of_clean]
+        return [ImageRow(data=data, by=by, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data, by in of_clean]
     if part == "public":
-        return [Row(by=PUBLIC, epsilon=1.0, share=1.0, draws=DRAWS, **lacking) for lacking in _lacking()]
+        return [ImageRow(by=PUBLIC, epsilon=1.0, share=1.0, draws=DRAWS, **lacking) for lacking in _lacking()]
     if part == "accuracy":
-        none = [Row(data=data, by=ACCURACY, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data in SETS[:2]]
+        none = [ImageRow(data=data, by=ACCURACY, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data in SETS[:2]]
         hit = [listed[name] for name in HARD_TO_READ]
         judged = [
-            Row(data=data, by=JUDGED, fault=listed["swapped-labels"], epsilon=epsilon, share=1.0, draws=DRAWS)
+            ImageRow(data=data, by=JUDGED, fault=listed["swapped-labels"], epsilon=epsilon, share=1.0, draws=DRAWS)
             for data in SETS[:2]
             for epsilon in EPSILONS
         ]
         return (
             none
             + judged
-            + [Row(data=SETS[0], by=ACCURACY, fault=fault, epsilon=1.0, share=HIT, draws=DRAWS) for fault in hit]
+            + [ImageRow(data=SETS[0], by=ACCURACY, fault=fault, epsilon=1.0, share=HIT, draws=DRAWS) for fault in hit]
         )
     of_example = [listed[name] for name in ("inverted", "rotated-90")]
     return [
-        *(Row(data=SETS[0], by=EXAMPLE, epsilon=e, share=0.0, draws=OF_EXAMPLE_DRAWS) for e in (8.0, 1.0)),
+        *(ImageRow(data=SETS[0], by=EXAMPLE, epsilon=e, share=0.0, draws=OF_EXAMPLE_DRAWS) for e in (8.0, 1.0)),
         *(
-            Row(data=SETS[0], by=EXAMPLE, fault=fault, epsilon=e, share=HIT, draws=DRAWS)
+            ImageRow(data=SETS[0], by=EXAMPLE, fault=fault, epsilon=e, share=HIT, draws=DRAWS)
             for fault in of_example
             for e in (8.0, 2.0, 1.0)
         ),
@@ -733,7 +733,7 @@ def rows_of(part: str) -> list[Row]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Bench:
+class ImageBench:
     """Where data lie, and where results go."""
 
     folder: pathlib.Path
@@ -765,7 +765,7 @@ class Bench:
             self._judges[data] = judge(self.sets[data][1])
         return self._judges[data]
 
-    def _setting(self, row: Row) -> Setting:
+    def _setting(self, row: ImageRow) -> Setting:
         key = row.data, row.by, row.epsilon
         if key not in self._settings:
             self._settings[key] = Setting.of(self.sets[row.data][0], row.epsilon, self.sets[row.data][1], row.by)
@@ -781,7 +781,7 @@ class Bench:
             self._counted[key] = per_image(self.sets[data][0], fault, primary)
         return self._counted[key]
 
-    def outcomes(self, row: Row) -> list[Outcome]:
+    def outcomes(self, row: ImageRow) -> list[Outcome]:
         people, others = self.sets[row.data]
         seeds = range(row.draws)
         if row.by == PUBLIC:

@@ -216,8 +216,8 @@ class Weights(Exhibit):
         return [f"{WEIGHTS}: {len(self.weights):,} weights, worth {self.effective:,.0f} images of equal weight"]
 
     def files(self) -> list[tuple[str, bytes]]:
-        told = json.dumps({**self.content(), "weights": self.weights}).encode()
-        return [(WEIGHTS, told), *((picture.file, picture.png) for picture in self.pictures)]
+        text = json.dumps({**self.content(), "weights": self.weights}).encode()
+        return [(WEIGHTS, text), *((picture.file, picture.png) for picture in self.pictures)]
 
 
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:
