@@ -569,4 +569,4 @@ def test_where_nothing_differs_a_report_says_what_would_have_been_missed(psi, cr
     blind = findings.looked(loud, dataclasses.replace(loud, label="again"), title="loud", public=PUBLIC)
     assert blind.verdict.kind == report_module.INCONCLUSIVE
     assert all(row["percent"] is None for row in blind.coverage)
-    assert blind.verdict.summary.endswith("Nothing is left that a fault could explain.")  # two looks that are equal
+    assert "No fault explains any of it." in blind.verdict.summary  # the very same numbers, twice

@@ -12,15 +12,17 @@ from command_line import answer, fedlens
 from fedlens.experiments import findings as trials
 from fedlens.experiments.findings import People, Planted
 from fedlens.media import looked
-from fedlens.media.images import differences, tracing
+from fedlens.media.images import against_public, differences, tracing
 from fedlens.media.images.families import FAMILIES, blurred, covered, families, turned
+from fedlens.media.images.public import PublicSet
 from fedlens.media.looked import Judged
+from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.looks import explaining, resembling, two_sample
 from fedlens.models.looks.embedding import Embedding, _layers, _projection, _typical
 from fedlens.models.looks.explaining import Candidate, Explanation
 from fedlens.models.looks.fitting import Release
 from fedlens.models.looks.moments import Moments
-from fedlens.models.looks.psi import BODY, LABELS, PREDICTED, SPREAD, Psi, centres
+from fedlens.models.looks.psi import BODY, LABELS, PREDICTED, SIZE, SPREAD, Psi, centres
 from fedlens.models.looks.shapes import drawn, strokes
 from fedlens.models.looks.statistics import READABLE
 from fedlens.models.looks.two_sample import COUNT, Block, Group
@@ -46,9 +48,9 @@ def setting():
 
 
 @pytest.fixture(scope="module")
-def rows(setting, tmp_path_factory):
-    cache = tmp_path_factory.mktemp("means")
-    return {fault: trials.sent(setting.psi, people(), fault, cache) for fault in (None, INVERTED)}
+def rows(setting):
+    every = {fault: trials.per_image(people(), fault) for fault in (None, INVERTED)}
+    return {fault: trials.sent(setting.psi, trials.summed(people(), numbers)) for fault, numbers in every.items()}
 
 
 # What units send
@@ -101,6 +103,55 @@ def test_blocks_of_many_units_are_those_of_each():
     for row in range(3):
         alone = psi.readable_of({"picture": means[row]}, torch.tensor(1.0))
         assert all(torch.equal(together[name][row], alone[name]) for name in ("picture", SPREAD))
+
+
+class Alternating:
+    """Takes images for class 0 and 1 in turn."""
+
+    def predictions(self, images):
+        return torch.arange(len(images)) % 2
+
+
+def test_what_is_counted_is_what_a_look_sends():
+    known = people().part(people().owners < 7)
+    psi = Psi(body=Moments(side=8, frequencies=8), classes=EACH, judged=True, readable=0.6, radius=0.3)
+    rows = trials.sent(psi, trials.summed(known, trials.per_image(known, None, Alternating())))
+    whole = torch.from_numpy(known.images[known.places])[:, None]
+    taken, labels = torch.arange(len(whole)) % 2, torch.from_numpy(known.labels[known.places])
+    for user in range(7):
+        mine = torch.from_numpy(known.whose == user)
+        held = {"x": whole[mine], "y": labels[mine], PREDICTED: taken[mine], "mask": torch.ones(int(mine.sum()))}
+        for name, block in psi(held).items():
+            if name != BODY:
+                assert rows[name][user] == pytest.approx(block.flatten().numpy(), abs=1e-5), name
+
+
+def test_users_without_an_image_on_a_side_are_not_there(setting):
+    numbers = trials.per_image(people(), None)
+    seen = people().whose >= 50
+    assert len(trials.sent(setting.psi, trials.summed(people(), numbers, seen))["picture"]) == USERS - 50
+
+
+def test_what_was_counted_is_kept_and_not_counted_again(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(trials, "rows_of", lambda part: [row("none"), row("inverted")])
+    monkeypatch.setattr(trials.ImageBench, "outcomes", lambda self, one: asked.append(one.fault.name) or [])
+    bench = trials.ImageBench(folder=tmp_path, out=tmp_path, say=lambda line: None)
+    assert [line.fault for line in bench.kept("power")] == ["none", "inverted"]
+    assert bench.kept("power") == bench.kept("power")
+    assert asked == ["none", "inverted"]
+
+
+def row(name):
+    return trials.ImageRow(data="writers", by=trials.RELEASE, epsilon=1.0, share=1.0, draws=2, fault=Planted(name=name))
+
+
+def test_left_slanted_strokes_are_told_by_a_public_rule():
+    images = np.zeros((2, 8, 8), np.uint8)
+    images[0][np.arange(8), np.arange(8)] = 255  # from the upper left to the lower right
+    images[1] = images[0][:, ::-1]
+    known = People(name="two", images=images, labels=np.zeros(2, int), owners=np.arange(2))
+    assert trials.left_slanted(known).tolist() == trials.of_left_slanted_writers(known).tolist() == [True, False]
 
 
 # The test
@@ -209,11 +260,30 @@ def test_swapped_labels_and_missing_classes_are_told_from_what_the_groups_say():
     at = swapped.amounts.index((0.0, 1.0))
     assert (shares + swapped.moves[LABELS][at]).tolist() == pytest.approx([0.6, 0.8, 0.0])
     assert (confused + swapped.moves[PREDICTED][at]).reshape(3, 3)[0].tolist() == pytest.approx([0.1, 0.5, 0.0])
+    assert [trace.kind for trace in traces] == ["labels-swapped"]  # a model that judges may have chosen the classes
+    del blocks[PREDICTED]
+    traces = tracing.of_labels(psi, [Group(blocks=blocks, count=10, count_error=0.1)] * 2)
     more = next(trace for trace in traces if trace.kind == "class-share")
     at = more.amounts.index((2.0, 0.2))
     scaled = shares + more.moves[LABELS][at]
     assert scaled[2] / scaled.sum() == pytest.approx(0.2)
     assert np.linalg.norm(scaled) == pytest.approx(1)
+
+
+def test_labels_that_all_units_of_a_group_have_swapped_are_told_from_the_other_where_a_model_judges():
+    """Halfway between the two groups nothing changes when it is swapped."""
+    psi = Psi(body=Moments(side=8, frequencies=8), classes=2, judged=True)
+    healthy, swapped = (
+        {
+            LABELS: Block(mean=np.array(shares), noise=0.01, spread=0.0),
+            PREDICTED: Block(mean=np.array(confused), noise=0.01, spread=0.0),
+        }
+        for shares, confused in (([0.7, 0.7], [0.6, 0.1, 0.1, 0.6]), ([0.7, 0.7], [0.1, 0.6, 0.6, 0.1]))
+    )
+    groups = [Group(blocks=blocks, count=10, count_error=0.1) for blocks in (swapped, healthy)]
+    for fitted, moved in ((True, [-0.5, 0.5, 0.5, -0.5]), (False, [0, 0, 0, 0])):
+        trace = tracing.of_labels(psi, groups, fitted)[0]
+        assert trace.moves[PREDICTED][trace.amounts.index((0.0, 1.0))].tolist() == pytest.approx(moved)
 
 
 def test_amounts_near_the_best_are_tried_themselves():
@@ -225,6 +295,27 @@ def test_amounts_near_the_best_are_tried_themselves():
     corner = tried.refined(candidate(kind="region", amount=(0.0, 0.0, 0.5, 0.5, 1.0)))[0]
     assert {amount[:2] for amount in corner.amounts} == {(0.0, 0.0)}
     assert len(corner.amounts) == len(tracing.STEPS) ** 2
+
+
+def test_blocks_that_one_group_does_not_have_are_left_out_of_what_is_tried():
+    group = Group(blocks={"picture": Block(mean=np.ones(4), noise=0.1, spread=0.0)}, count=10, count_error=0.1)
+    none = dataclasses.replace(group, blocks={"picture": Block(mean=np.zeros(4), noise=0.1, spread=0.0)})
+    tested = two_sample.two_groups((group, none), {"picture": ()})
+    moves = {"picture": np.ones((1, 4)), LABELS: np.ones((1, 3))}
+    trace = explaining.Trace(kind="x", amounts=((1.0,),), moves=moves, says=lambda _: "x")
+    assert explaining.explained(tested, [trace]).fits[0].share == 1
+
+
+def test_a_public_set_is_held_against_by_shares_of_classes_and_not_by_how_it_was_collected():
+    psi = Psi(body=Moments(side=8, frequencies=8), classes=2, readable=0.6)
+    images, labels = drawn(40, 8, 1), torch.arange(40) % 2
+    many = against_public.sent(psi, PublicSet(images=images, labels=labels, owners=torch.arange(40) // 20))
+    few = against_public.sent(psi, PublicSet(images=images, labels=labels, owners=torch.arange(40)))
+    assert SIZE not in many
+    private = Group.seen(many)
+    beside = against_public.beside(private, psi, few)
+    assert np.linalg.norm(few[LABELS].mean(0)) < 0.8
+    assert beside.blocks[LABELS].mean == pytest.approx(private.blocks[LABELS].mean)
 
 
 # Words and verdicts
@@ -356,6 +447,9 @@ def test_groups_by_an_attribute_are_compared_and_the_fault_is_named(data, tmp_pa
     assert told["findings"][0]["kind"] == "inverted"
     assert told["differences"][0]["differs"]
     assert told["explanations"][0]["named"]
+    missed = {row["kind"]: row for row in told["coverage"]}
+    assert missed["inverted"]["weakest"] is None  # it has no strength
+    assert missed["brightness"]["weakest"].startswith(("brighter by 0.", "darker by 0."))
     assert "stand in" in " ".join(told["warnings"])
     run = next((tmp_path / "runs").glob("look-*"))
     again = answer("compare", run / "release-1", run / "release-0", "--to", tmp_path / "again")
@@ -371,6 +465,7 @@ def test_a_public_set_without_a_class_is_told_so_with_weights(data, tmp_path):
     shares = {row["name"]: (row["left"], row["right"]) for row in told["numbers"]}
     assert shares["class 2"][0] == pytest.approx(0.2, abs=0.1)
     assert shares["class 2"][1] == 0
+    assert [row["label"] for row in told["lacking"]] == ["all", "public"]
     kept = json.loads(next((tmp_path / "runs").glob("look-*/weights.json")).read_text())
     assert len(kept["weights"]) == kept["images"] == (people(1).labels != 2).sum()
     assert sum(kept["weights"]) == pytest.approx(1, abs=1e-4)
@@ -393,6 +488,17 @@ def test_public_sets_that_do_not_fit_cost_nothing(data, tmp_path, public, more, 
     assert done.code == 2
     assert says in done.err
     assert not list((tmp_path / "runs").glob("look-*/all/look.safetensors"))
+
+
+def test_groups_that_a_model_chose_say_so(data, tmp_path):
+    network = ConvClassifier(side=SIDE, classes=EACH, widths=(4,))
+    Primary(network, network.init(0)).save(tmp_path / "cnn.safetensors")
+    asked = "--classes", EACH, "--by", "right", "--model", tmp_path / "cnn.safetensors", "--out", tmp_path / "runs"
+    few = [word for name in ("right", "wrong") for word in ("--set", f"selections.{name}.minimum_examples=1")]
+    told = answer("look", data / "private.npz", *LOOK, *asked, *few)
+    assert "the model chose the groups" in " ".join(told["warnings"])
+    assert told["differences"][0]["block"] == PREDICTED
+    assert not any(row["kind"] == tracing.CLASS_SHARE for row in told["explanations"])
 
 
 def test_accuracy_needs_a_model_that_judges(data, tmp_path):

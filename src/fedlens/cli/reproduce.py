@@ -171,7 +171,7 @@ def _of_generators(
 
 
 def _of_image_looks(out: pathlib.Path, names: "Sequence[str] | None") -> tuple[list[dict[str, Any]], str]:
-    """Which faults do two looks at images find, and name? Parts: power, rare, clean, accuracy."""
+    """Which faults do two looks at images find, and name?"""
     from fedlens.core import files
     from fedlens.experiments import findings
 

@@ -1,7 +1,7 @@
 """What do two looks say about two groups: do they differ, and which fault explains it? On data that may be seen.
 
-Nothing is trained. What each user would send is computed once; a draw deals users to two groups, plants a fault in one
-of them, adds up what is sent, and adds noise as the plan of a real recipe says.
+No model is trained on users. What each would send is computed once; a draw chooses two groups, plants a fault, adds up
+what is sent, and adds noise as the plan of a real recipe says.
 """
 
 import dataclasses
@@ -10,23 +10,25 @@ import itertools
 import json
 import math
 import pathlib
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from scipy import sparse
 
 from fedlens.core import arrayfiles, files
 from fedlens.experiments.drawing import markdown
-from fedlens.media.images import families, tracing
+from fedlens.media.images import against_public, families, tracing
 from fedlens.media.images.faults import FAULTS
+from fedlens.media.images.public import PublicSet
 from fedlens.models.classifier import ConvClassifier, Primary
 from fedlens.models.looks import explaining, two_sample
 from fedlens.models.looks.explaining import Explanation, Trace
 from fedlens.models.looks.fitting import Release
-from fedlens.models.looks.psi import BODY, LABELS, SIZE, TOGETHER, Psi, even, size_of
+from fedlens.models.looks.psi import BODY, LABELS, PREDICTED, SIZE, TOGETHER, Psi, even, size_of
 from fedlens.models.looks.shapes import strokes
 from fedlens.models.looks.statistics import READABLE, sizes
 from fedlens.models.looks.two_sample import COUNT, Group
@@ -36,13 +38,18 @@ from fedlens.recipes.stages import TRAIN
 Change = Callable[[torch.Tensor], torch.Tensor]
 Rows = Mapping[str, np.ndarray]  # [users, numbers] by the block
 SHOWN = 128  # of a user's images, as in a look
-DEALT = 600  # made-up users
+DEALT, PUBLIC_DEALT = 600, 100  # made-up users
 DELTA = 1e-5
 DRAWS = 20
 EPSILONS = (1.0, 0.5, 0.25)
 RARE = 0.1  # of the users of a group
 LOW, HIGH = 0.3, 0.7  # of the users, by the accuracy of a classifier
 KEPT = 0.8  # of them, in each draw
+HIT = 0.5  # of the users have a fault, where a classifier chooses the groups
+# Who is compared: users dealt to halves; weak users with strong ones; images that are read wrongly with the others;
+# images by the toss of a coin; everybody with everybody, at another time; everybody with a public set.
+RELEASE, ACCURACY, EXAMPLE, COIN, TWICE, PUBLIC = "release", "accuracy", "example", "coin", "twice", "public"
+JUDGED = "judged"  # halves, and a classifier is named
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +95,7 @@ LISTED = (
     _known("low-contrast", "contrast", 0.5, within=0.1),
     _known("dead-band", "region", 0.0, 3 / 7, 1.0, 4 / 7, 0.0, within=0.08),
     _known("noisy", "noisy", 0.25, within=0.05),
-    _known("swapped-labels", "labels swapped"),
+    _known("swapped-labels", "labels-swapped"),
 )
 
 
@@ -223,6 +230,27 @@ class People:
     def side(self) -> int:
         return int(self.images.shape[-1])
 
+    @property
+    def classes(self) -> int:
+        """0 where there are no labels."""
+        return int(self.labels.max()) + 1 if self.labels.any() else 0
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """Of the images that are shown, user by user."""
+        places: np.ndarray = self.shown[self.shown >= 0]
+        return places
+
+    @functools.cached_property
+    def whose(self) -> np.ndarray:
+        """The user of each image that is shown."""
+        return np.repeat(np.arange(len(self.shown)), (self.shown >= 0).sum(1))
+
+    def part(self, images: np.ndarray) -> "People":
+        """With these images only, and the users who have any."""
+        owners = np.unique(self.owners[images], return_inverse=True)[1]
+        return People(name=self.name, images=self.images[images], labels=self.labels[images], owners=owners)
+
 
 def dealt(name: str, images: np.ndarray, labels: np.ndarray, users: int) -> People:
     owners = np.random.default_rng(0).permutation(len(images)) % users
@@ -237,15 +265,9 @@ def writers(folder: pathlib.Path, split: str) -> People:
     return People(name="writers", images=images.reshape(-1, 28, 28), labels=labels.astype(int), owners=whose)
 
 
-def fashion(folder: pathlib.Path, split: str) -> People:
+def fashion(folder: pathlib.Path, split: str, users: int) -> People:
     images, labels = _arrays(folder / "fashion_mnist.npz", [f"x_{split}", f"y_{split}"])
-    return dealt("fashion", images.reshape(-1, 28, 28), labels.astype(int), DEALT)
-
-
-def digits(folder: pathlib.Path) -> People:
-    """The writers' images, dealt to made-up users."""
-    known = writers(folder, "train")
-    return dealt("digits, dealt", known.images, known.labels, DEALT)
+    return dealt("fashion", images.reshape(-1, 28, 28), labels.astype(int), users)
 
 
 def procedural() -> People:
@@ -262,41 +284,80 @@ def _arrays(path: pathlib.Path, names: list[str]) -> list[np.ndarray]:
     return [held[name] for name in names]
 
 
-def means(people: People, fault: Planted | None, cache: pathlib.Path) -> dict[str, np.ndarray]:
-    """[users, numbers] by the readable block: means over each user's images, whatever a look counts them from."""
-    changed = fault is not None and fault.change is not None
-    path = cache / f"{people.name}-{fault.name if fault and changed else 'clean'}.npz".replace(" ", "_")
+def changed(people: People, fault: Planted | None) -> Iterator[torch.Tensor]:
+    """The images that are shown, some at a time, in [-1, 1]."""
+    for at in range(0, len(people.places), TOGETHER):
+        images = torch.from_numpy(people.images[people.places[at : at + TOGETHER]]).float()[:, None] / 127.5 - 1
+        yield fault.change(images) if fault and fault.change else images
+
+
+def relabelled(people: People, fault: Planted | None) -> np.ndarray:
+    """Of the images that are shown."""
+    labels = people.labels[people.places]
+    return fault.labels(torch.from_numpy(labels)).numpy() if fault and fault.labels else labels
+
+
+def per_image(people: People, fault: Planted | None, primary: Primary | None = None) -> np.ndarray:
+    """[shown, numbers]: readable blocks, a one for the label, one for the label and what it is taken for, and a one."""
+    readable = [torch.cat([READABLE[name](part) for name in READABLE], 1) for part in changed(people, fault)]
+    columns = [torch.cat(readable).numpy()]
+    if people.classes:
+        labels = relabelled(people, fault)
+        columns.append(np.eye(people.classes, dtype=np.float32)[labels])
+        if primary:
+            pairs = labels * people.classes + predicted(people, primary, fault)
+            columns.append(np.eye(people.classes**2, dtype=np.float32)[pairs])
+    return np.concatenate([*columns, np.ones((len(people.places), 1), np.float32)], 1)
+
+
+def predicted(people: People, primary: Primary, fault: Planted | None) -> np.ndarray:
+    """What a classifier takes each image for that is shown."""
+    return np.concatenate([primary.predictions(images).numpy() for images in changed(people, fault)])
+
+
+def summed(people: People, numbers: np.ndarray, seen: np.ndarray | None = None) -> np.ndarray:
+    """[users, numbers]: over each user's images, perhaps of some of them; the last number is how many."""
+    there = np.ones(len(people.places), np.float32) if seen is None else seen.astype(np.float32)
+    users = sparse.csr_matrix((there, (people.whose, np.arange(len(there)))), (len(people.shown), len(there)))
+    sums: np.ndarray = users @ numbers
+    return sums.astype(float)
+
+
+def kept_sums(people: People, fault: Planted | None, primary: Primary | None, cache: pathlib.Path) -> np.ndarray:
+    """Of whole users, whatever a look counts them from: computed once."""
+    judged = "-judged" if primary else ""
+    path = cache / f"{people.name}-{fault.name if fault else 'clean'}{judged}.npy".replace(" ", "_")
     if path.exists():
-        names = list(READABLE)
-        return dict(zip(names, _arrays(path, names), strict=True))
-    places = people.shown[people.shown >= 0]
-    whose = torch.from_numpy(np.repeat(np.arange(len(people.shown)), (people.shown >= 0).sum(1)))
-    counts = whose.bincount()[:, None]
-    sums = {name: torch.zeros(len(people.shown), size).double() for name, size in sizes(people.side, 1).items()}
-    for at in range(0, len(places), TOGETHER):
-        images = torch.from_numpy(people.images[places[at : at + TOGETHER]]).float()[:, None] / 127.5 - 1
-        images = fault.change(images) if fault and fault.change else images
-        for name, total in sums.items():
-            total.index_add_(0, whose[at : at + TOGETHER], READABLE[name](images).double())
-    rows = {name: (total / counts).numpy() for name, total in sums.items()}
+        held: np.ndarray = np.array(arrayfiles.mapped(path))
+        return held
+    sums = summed(people, per_image(people, fault, primary))
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez(path, **rows)  # type: ignore[arg-type]  # numpy's stubs think of its other argument
-    return rows
+    np.save(path, sums)
+    return sums
 
 
-def sent(psi: Psi, people: People, fault: Planted | None, cache: pathlib.Path) -> dict[str, np.ndarray]:
-    """[users, numbers] by the block, but for the body: what psi makes of them, in units of its weights."""
-    held = people.shown >= 0
-    there = torch.ones(len(held), dtype=torch.double)
-    rows = psi.readable_of({n: torch.from_numpy(m) for n, m in means(people, fault, cache).items()}, there)
-    if psi.classes:
-        labels = torch.from_numpy(people.labels[people.shown.clip(0)])
-        labels = fault.labels(labels) if fault and fault.labels else labels
-        counts = (F.one_hot(labels, psi.classes) * torch.from_numpy(held)[..., None]).sum(1).double()
-        rows[LABELS] = torch.stack([even(row) for row in counts])
-    rows[SIZE] = torch.stack([size_of(torch.from_numpy(row).float()) for row in held]).double()
+def sent(psi: Psi, sums: np.ndarray) -> dict[str, np.ndarray]:
+    """[users, numbers] by the block, but for the body: what psi makes of them, in units of its weights.
+
+    Who has no image is nobody.
+    """
+    sums = sums[sums[:, -1] > 0]
+    counts, there = sums[:, -1], torch.ones(len(sums), dtype=torch.double)
+    lengths = sizes(psi.body.side, psi.body.channels)
+    parts = np.split(sums, np.cumsum([*lengths.values(), psi.classes, psi.judged * psi.classes**2]), axis=1)
+    means = {name: torch.from_numpy(part / counts[:, None]) for name, part in zip(lengths, parts, strict=False)}
+    rows = psi.readable_of(means, there)
+    for name, part in zip((LABELS, PREDICTED), parts[len(lengths) :], strict=False):
+        if name in psi.weights:
+            rows[name] = torch.func.vmap(even)(torch.from_numpy(part))
+    rows[SIZE] = torch.stack([_size(int(count)) for count in counts])
     rows[COUNT] = there[:, None]
     return {name: (block * psi.weights[name]).numpy() for name, block in rows.items()}
+
+
+@functools.cache
+def _size(count: int) -> torch.Tensor:
+    return size_of(torch.ones(count)).double()
 
 
 def released(psi: Psi, rows: Mapping[str, np.ndarray], noise: float, rng: np.random.Generator) -> Release:
@@ -350,9 +411,9 @@ class Setting:
         return self.tried.traces()
 
     @classmethod
-    def of(cls, people: People, epsilon: float, public: People) -> "Setting":
+    def of(cls, people: People, epsilon: float, public: People, by: str = RELEASE) -> "Setting":
         """`public` are others' images, which look alike."""
-        recipe = _recipe(people, epsilon)
+        recipe = _recipe(people, epsilon, by)
         psi: Psi = recipe.medium.network(recipe)
         picked = np.random.default_rng(5).permutation(len(public.images))[: tracing.TRIED_ON]
         images = torch.from_numpy(public.images[picked]).float()[:, None] / 127.5 - 1
@@ -361,32 +422,66 @@ class Setting:
         return cls(people=people, psi=psi, noise=noise, tried=tracing.Tried(psi, images, each))
 
 
-def _recipe(people: People, epsilon: float) -> Recipe:
-    """Two groups by an attribute, each at most half of all."""
-    users = len(people.shown)
-    group = {"by": "attribute", "attribute": "release"}
+_EVERYONE: dict[str, Any] = {"selections": {"all": {"by": "everyone"}}}
+_MODEL: dict[str, Any] = {"primary": {"model": "model.safetensors"}}
+_BY_RELEASE: dict[str, Any] = {
+    "task": "T4",
+    "selections": {
+        name: {"by": "attribute", "attribute": "release", "values": [value]} for name, value in (("new", 1), ("old", 0))
+    },
+}
+_BY_EXAMPLE = _MODEL | {"task": "T2", "selections": {name: {"by": name} for name in ("wrong", "right")}}
+_ASKED: dict[str, dict[str, Any]] = {
+    RELEASE: _BY_RELEASE,
+    JUDGED: _BY_RELEASE | _MODEL,
+    ACCURACY: _MODEL
+    | {
+        "task": "T4",
+        "selections": {
+            "low": {"by": "accuracy", "below": {"quantile": LOW}},
+            "high": {"by": "accuracy", "at_least": {"quantile": HIGH}},
+        },
+    },
+    EXAMPLE: _BY_EXAMPLE,
+    COIN: _BY_EXAMPLE,
+    TWICE: _EVERYONE | {"task": "T1"},
+    PUBLIC: _EVERYONE | {"task": "T6", "look": {"public": {"path": "public.npz", "users": "user"}}},
+}
+
+
+def _recipe(people: People, epsilon: float, by: str) -> Recipe:
+    """Halves, and groups by accuracy, hold at most half of all users; every other group may hold all."""
+    users, classes = len(people.shown), people.classes
+    units = -(-users // 2) if by in (RELEASE, JUDGED, ACCURACY) else users
+    attributes = {"attributes": ["release"]} if by in (RELEASE, JUDGED) else {}
     return Recipe.validated(
         {
             "name": "findings",
-            "task": "T4",
             "algorithm": "look",
             "side": people.side,
-            "data": {"source": "npz", "path": "users.npz", "attributes": ["release"]},
-            "selections": {"new": group | {"values": [1]}, "old": group | {"values": [0]}},
-            "privacy": {"epsilon": epsilon, "delta": DELTA, "units": -(-users // 2), "population": users},
-            "model": {"classes": int(people.labels.max()) + 1 if people.labels.any() else 0},
-        },
+            "data": {"source": "npz", "path": "users.npz"} | attributes,
+            "privacy": {"epsilon": epsilon, "delta": DELTA, "units": units, "population": users},
+            "model": {"classes": classes},
+        }
+        | _ASKED[by],
         [],
     )
 
 
-def said(setting: Setting, left: Mapping[str, np.ndarray], right: Mapping[str, np.ndarray], seed: int) -> Outcome:
+def said(setting: Setting, left: Rows, right: Rows, seed: int) -> Outcome:
     """Of two groups' rows, with fresh noise."""
     rng = np.random.default_rng([seed, 7])
-    releases = [released(setting.psi, rows, setting.noise, rng) for rows in (left, right)]
-    groups = Group.of(releases[0]), Group.of(releases[1])
-    traces = [*setting.traces, *tracing.of_labels(setting.psi, groups)]
-    tested = two_sample.two_groups(groups, setting.psi.views, tracing.directions(traces))
+    return _judged(setting, *(Group.of(released(setting.psi, rows, setting.noise, rng)) for rows in (left, right)))
+
+
+def _judged(setting: Setting, left: Group, right: Group) -> Outcome:
+    groups, there = (left, right), left.blocks.keys() & right.blocks.keys()
+    traces, along = (
+        [one.within(there) for one in (*setting.traces, *tracing.of_labels(setting.psi, groups, fitted))]
+        for fitted in (True, False)
+    )
+    views = {name: rows for name, rows in setting.psi.views.items() if name in there}
+    tested = two_sample.two_groups(groups, views, tracing.directions(along))
     explanation = tracing.explanation(tested, traces, setting.tried, explaining.MISFIT)
     return Outcome(p=tested.p, explanation=explanation)
 
@@ -396,7 +491,7 @@ def planted(setting: Setting, clean: Rows, faulty: Rows, share: float, seed: int
     first, second = _halves(len(setting.people.shown), seed)
     hit = round(share * len(first))
     left = {name: np.concatenate([faulty[name][first[:hit]], clean[name][first[hit:]]]) for name in clean}
-    return said(setting, left, {name: rows[second] for name, rows in clean.items()}, seed)
+    return said(setting, left, _of(clean, second), seed)
 
 
 def _halves(users: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -404,14 +499,104 @@ def _halves(users: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return order[: users // 2], order[users // 2 :]
 
 
+def _of(rows: Rows, chosen: np.ndarray) -> dict[str, np.ndarray]:
+    return {name: block[chosen] for name, block in rows.items()}
+
+
+def by_accuracy(
+    setting: Setting, clean: np.ndarray, faulty: np.ndarray, share: float, seeds: Sequence[int]
+) -> list[Outcome]:
+    """The weakest users against the strongest, with a fault on a share of all."""
+    outcomes = []
+    for seed in seeds:
+        sums = _some(clean, faulty, share, seed)
+        right = _right(sums, setting.psi.classes) / sums[:, -1]
+        low, high = right <= np.quantile(right, LOW), right >= np.quantile(right, HIGH)
+        outcomes.append(said(setting, sent(setting.psi, sums[low]), sent(setting.psi, sums[high]), seed))
+    return outcomes
+
+
+def by_example(
+    setting: Setting, clean: np.ndarray, faulty: np.ndarray, share: float, seeds: Sequence[int]
+) -> list[Outcome]:
+    """Images that a classifier reads wrongly against those it reads rightly, with a fault on a share of all users."""
+    sides = []
+    for numbers in (clean, faulty):
+        right = _right(numbers, setting.psi.classes) > 0
+        sides.append([summed(setting.people, numbers, seen) for seen in (~right, right)])
+    outcomes = []
+    for seed in seeds:
+        wrong, right = (_some(one, other, share, seed) for one, other in zip(*sides, strict=True))
+        outcomes.append(said(setting, sent(setting.psi, wrong), sent(setting.psi, right), seed))
+    return outcomes
+
+
+def by_coin(
+    setting: Setting, clean: np.ndarray, faulty: np.ndarray, share: float, seeds: Sequence[int]
+) -> list[Outcome]:
+    """Every image on one of two sides, by chance; nothing is wrong with any."""
+    whole, outcomes = summed(setting.people, clean), []
+    for seed in seeds:
+        one = summed(setting.people, clean, np.random.default_rng([seed, 4]).random(len(clean)) < 0.5)
+        outcomes.append(said(setting, sent(setting.psi, one), sent(setting.psi, whole - one), seed))
+    return outcomes
+
+
+def _some(clean: np.ndarray, faulty: np.ndarray, share: float, seed: int) -> np.ndarray:
+    """Some of the users, of whom a share has the fault."""
+    rng = np.random.default_rng([seed, 3])
+    there = rng.permutation(len(clean))[: round(KEPT * len(clean))]
+    hit = rng.permutation(len(clean)) < round(share * len(clean))
+    rows: np.ndarray = np.where(hit[:, None], faulty, clean)[there]
+    return rows
+
+
+def _right(sums: np.ndarray, classes: int) -> np.ndarray:
+    """How many images are taken for what they are."""
+    pairs = sums[:, -1 - classes**2 : -1].reshape(-1, classes, classes)
+    right: np.ndarray = np.einsum("nii->n", pairs)
+    return right
+
+
+def with_public(setting: Setting, rows: Rows, public: People, seeds: Sequence[int]) -> list[Outcome]:
+    """Everybody, under fresh noise, against a public set."""
+    images = torch.from_numpy(public.images).float()[:, None] / 127.5 - 1
+    labels, owners = torch.from_numpy(public.labels), torch.from_numpy(public.owners)
+    known = against_public.sent(setting.psi, PublicSet(images=images, labels=labels, owners=owners))
+    releases = (released(setting.psi, rows, setting.noise, np.random.default_rng([seed, 7])) for seed in seeds)
+    groups = map(Group.of, releases)
+    return [_judged(setting, group, against_public.beside(group, setting.psi, known)) for group in groups]
+
+
 # Tables
+
+
+NO_FAULT = Planted(name="none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ImageRow:
+    """What is drawn so many times, and counted."""
+
+    data: str
+    by: str
+    epsilon: float
+    share: float  # of the users of the first group, or of all where a classifier chooses, that have the fault
+    draws: int
+    fault: Planted = NO_FAULT
+    lacks: Callable[[People], np.ndarray] | None = None  # which of its images a public set does not have
+
+    @property
+    def key(self) -> tuple[str, str, str, float, float]:
+        return self.data, self.by, self.fault.name, self.epsilon, self.share
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Some draws of one row, counted."""
+    """The draws of one row, counted."""
 
     data: str
+    by: str
     fault: str
     epsilon: float
     share: float
@@ -420,40 +605,20 @@ class Counted:
     right: int  # named, with the right amount
     amount: int  # named, with another amount
     wrong: int  # named as something else
+    named: dict[str, int]  # by the kind
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], fault: Planted, **about: Any) -> "Counted":
-        names = Counter(outcome.names(fault) for outcome in outcomes)
-        differ = sum(outcome.differ for outcome in outcomes)
+    def of(cls, row: ImageRow, outcomes: Sequence[Outcome]) -> "Counted":
+        names = Counter(outcome.names(row.fault) for outcome in outcomes)
+        named = dict(Counter(best.kind for one in outcomes if one.differ and (best := one.explanation.named)))
+        about = {name: getattr(row, name) for name in ("data", "by", "epsilon", "share", "draws")}
         right, amount, wrong = (names[key] for key in ("right", "amount", "wrong"))
-        counts: dict[str, Any] = {"differ": differ, "right": right, "amount": amount, "wrong": wrong}
-        return cls(fault=fault.name, draws=len(outcomes), **counts, **about)
+        differ = sum(outcome.differ for outcome in outcomes)
+        return cls(fault=row.fault.name, differ=differ, right=right, amount=amount, wrong=wrong, named=named, **about)
 
-
-NO_FAULT = Planted(name="none")
-
-
-def power(
-    people: People, public: People, share: float, epsilons: Sequence[float], cache: pathlib.Path, draws: int = DRAWS
-) -> list[Counted]:
-    """How often each fault is found and named."""
-    lines = []
-    for epsilon in epsilons:
-        setting = Setting.of(people, epsilon, public)
-        clean = sent(setting.psi, people, None, cache)
-        for fault in (*LISTED, *UNLISTED):
-            faulty = sent(setting.psi, people, fault, cache)
-            outcomes = [planted(setting, clean, faulty, share, seed) for seed in range(draws)]
-            lines.append(Counted.of(outcomes, fault, data=people.name, epsilon=epsilon, share=share))
-    return lines
-
-
-def clean_splits(people: People, public: People, epsilon: float, cache: pathlib.Path, draws: int) -> Counted:
-    """Users are dealt to two groups, and nothing is wrong with anybody."""
-    setting = Setting.of(people, epsilon, public)
-    clean = sent(setting.psi, people, None, cache)
-    outcomes = [planted(setting, clean, clean, 0.0, seed) for seed in range(draws)]
-    return Counted.of(outcomes, NO_FAULT, data=people.name, epsilon=epsilon, share=0.0)
+    @property
+    def key(self) -> tuple[str, str, str, float, float]:
+        return self.data, self.by, self.fault, self.epsilon, self.share
 
 
 def judge(public: People) -> Primary:
@@ -464,52 +629,56 @@ def judge(public: People) -> Primary:
     return Primary(network, network.fitted(images, labels, seed=0, epochs=3))
 
 
-def accuracies(people: People, primary: Primary, fault: Planted | None) -> np.ndarray:
-    """Of each user's images, the share that is read rightly."""
-    places = people.shown[people.shown >= 0]
-    whose = np.repeat(np.arange(len(people.shown)), (people.shown >= 0).sum(1))
-    right = []
-    for part in np.array_split(places, max(1, len(places) // TOGETHER)):
-        images = torch.from_numpy(people.images[part]).float()[:, None] / 127.5 - 1
-        images = fault.change(images) if fault and fault.change else images
-        labels = torch.from_numpy(people.labels[part])
-        labels = fault.labels(labels) if fault and fault.labels else labels
-        right.append((primary.predictions(images) == labels).numpy())
-    return np.bincount(whose, np.concatenate(right)) / np.bincount(whose)
+def slants(people: People) -> np.ndarray:
+    """Of each image, by its moments: above 0 where strokes lean to the left."""
+    light = people.images.astype(float) + 1e-9
+    place, whole = np.arange(people.side), light.sum((1, 2))
+    down, across = ((light.sum(axis) @ place / whole)[:, None] for axis in (2, 1))
+    below, beside = place - down, place - across
+    leans: np.ndarray = np.einsum("nij,ni,nj->n", light, below, beside) / np.einsum("nij,ni->n", light, below**2)
+    return leans
 
 
-def by_accuracy(
-    people: People, public: People, fault: Planted | None, epsilon: float, cache: pathlib.Path, draws: int
-) -> Counted:
-    """The weakest users against the strongest, with a fault on half of all, or on nobody."""
-    setting, primary = Setting.of(people, epsilon, public), judge(public)
-    clean, faulty = (sent(setting.psi, people, one, cache) for one in (None, fault))
-    plain, hurt = (accuracies(people, primary, one) for one in (None, fault))
-    outcomes = []
-    for seed in range(draws):
-        rng = np.random.default_rng([seed, 3])
-        there = rng.permutation(len(plain))[: round(KEPT * len(plain))]
-        hit = rng.permutation(len(plain)) < (len(plain) // 2 if fault else 0)
-        seen = np.where(hit, hurt, plain)[there]
-        rows = {name: np.where(hit[:, None], faulty[name], clean[name])[there] for name in clean}
-        low, high = seen <= np.quantile(seen, LOW), seen >= np.quantile(seen, HIGH)
-        outcomes.append(said(setting, _of(rows, low), _of(rows, high), seed))
-    return Counted.of(outcomes, fault or NO_FAULT, data=people.name, epsilon=epsilon, share=0.5 if fault else 0.0)
+def left_slanted(people: People) -> np.ndarray:
+    return slants(people) > 0
 
 
-def _of(rows: Rows, chosen: np.ndarray) -> dict[str, np.ndarray]:
-    return {name: block[chosen] for name, block in rows.items()}
+def of_left_slanted_writers(people: People) -> np.ndarray:
+    """All images of writers whose strokes lean to the left on average."""
+    leans = np.bincount(people.owners, slants(people)) / np.bincount(people.owners)
+    slanted: np.ndarray = (leans > 0)[people.owners]
+    return slanted
+
+
+def _lacking() -> Iterator[dict[str, Any]]:
+    """Public sets that lack nothing, a class, or what leans to the left."""
+    for data in ("writers", "fashion"):
+        yield {"data": data, "lacks": None}
+        for label in range(10):
+            name, amount = f"no class {label}", (float(label), TENTH)
+            fault = Planted(name=name, kinds=(tracing.CLASS_SHARE,), amount=amount, within=NEAR)
+            yield {"data": data, "fault": fault, "lacks": functools.partial(_of_class, label)}
+    for name, lacks in (
+        ("no image that leans left", left_slanted),
+        ("no writer who leans left", of_left_slanted_writers),
+    ):
+        yield {"data": "writers", "fault": Planted(name=name, kinds=("sheared",)), "lacks": lacks}
+
+
+def _of_class(label: int, people: People) -> np.ndarray:
+    lacking: np.ndarray = people.labels == label
+    return lacking
 
 
 def table(lines: Sequence[Counted]) -> str:
     """One row for each fault and data set; a column for each epsilon: found, named rightly, wrongly."""
     epsilons = sorted({line.epsilon for line in lines}, reverse=True)
-    rows: dict[tuple[str, str], dict[float, str]] = {}
+    rows: dict[tuple[str, str, str], dict[float, str]] = {}
     for line in lines:
         cell = f"{line.differ} / {line.right}" + (f" (amount {line.amount})" if line.amount else "")
         cell += f" **wrong {line.wrong}**" if line.wrong else ""
-        rows.setdefault((line.data, line.fault), {})[line.epsilon] = cell
-    columns = ("data", "fault", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
+        rows.setdefault((line.data, line.by, line.fault), {})[line.epsilon] = f"{cell} of {line.draws}"
+    columns = ("data", "groups", "fault", *(f"epsilon {epsilon:g}" for epsilon in epsilons))
     return markdown(columns, [[*key, *(cells.get(e, "–") for e in epsilons)] for key, cells in rows.items()])
 
 
@@ -517,9 +686,50 @@ def table(lines: Sequence[Counted]) -> str:
 
 
 CLEAN_DRAWS = 1000
-PLANTED_DRAWS = 20
 HARD_TO_READ = ("inverted", "rotated-90", "blurred", "noisy", "dead-band", "shifted")  # by a classifier
-PARTS = ("power", "rare", "clean", "accuracy")
+SETS = ("writers", "fashion", "digits, dealt", "strokes")
+PARTS = ("clean", "public", "example", "accuracy", "power", "rare")
+OF_EXAMPLE_DRAWS = 100  # without a fault
+TENTH, NEAR = 0.1, 0.05  # the share of each class, and how well it is to be told
+
+
+def rows_of(part: str) -> list[ImageRow]:
+    listed = {fault.name: fault for fault in LISTED}
+    if part in ("power", "rare"):
+        share, epsilons = (1.0, EPSILONS) if part == "power" else (RARE, (2.0, 1.0))
+        return [
+            ImageRow(data=data, by=RELEASE, fault=fault, share=share, epsilon=epsilon, draws=DRAWS)
+            for data in SETS[:2]
+            for epsilon in epsilons
+            for fault in (*LISTED, *UNLISTED)
+        ]
+    if part == "clean":
+        of_clean = [(data, by) for by in (RELEASE, TWICE, COIN) for data in SETS]
+        return [ImageRow(data=data, by=by, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data, by in of_clean]
+    if part == "public":
+        return [ImageRow(by=PUBLIC, epsilon=1.0, share=1.0, draws=DRAWS, **lacking) for lacking in _lacking()]
+    if part == "accuracy":
+        none = [ImageRow(data=data, by=ACCURACY, epsilon=1.0, share=0.0, draws=CLEAN_DRAWS) for data in SETS[:2]]
+        hit = [listed[name] for name in HARD_TO_READ]
+        judged = [
+            ImageRow(data=data, by=JUDGED, fault=listed["swapped-labels"], epsilon=epsilon, share=1.0, draws=DRAWS)
+            for data in SETS[:2]
+            for epsilon in EPSILONS
+        ]
+        return (
+            none
+            + judged
+            + [ImageRow(data=SETS[0], by=ACCURACY, fault=fault, epsilon=1.0, share=HIT, draws=DRAWS) for fault in hit]
+        )
+    of_example = [listed[name] for name in ("inverted", "rotated-90")]
+    return [
+        *(ImageRow(data=SETS[0], by=EXAMPLE, epsilon=e, share=0.0, draws=OF_EXAMPLE_DRAWS) for e in (8.0, 1.0)),
+        *(
+            ImageRow(data=SETS[0], by=EXAMPLE, fault=fault, epsilon=e, share=HIT, draws=DRAWS)
+            for fault in of_example
+            for e in (8.0, 2.0, 1.0)
+        ),
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -530,37 +740,81 @@ class ImageBench:
     out: pathlib.Path
     say: Callable[[str], None] = print
 
-    @property
-    def cache(self) -> pathlib.Path:
-        return self.out / "means"
-
     @functools.cached_property
     def sets(self) -> dict[str, tuple[People, People]]:
         """Whose images are looked at, and whose are public."""
-        others, clothes = writers(self.folder, "test"), fashion(self.folder, "test")
+        others, clothes = writers(self.folder, "test"), fashion(self.folder, "test", PUBLIC_DEALT)
+        real = writers(self.folder, "train")
         return {
-            "writers": (writers(self.folder, "train"), others),
-            "fashion": (fashion(self.folder, "train"), clothes),
-            "digits, dealt": (digits(self.folder), others),
+            "writers": (real, others),
+            "fashion": (fashion(self.folder, "train", DEALT), clothes),
+            "digits, dealt": (dealt("digits, dealt", real.images, real.labels, DEALT), others),
             "strokes": (procedural(), others),
         }
 
-    def lines(self, part: str) -> list[Counted]:
-        real = [self.sets[name] for name in ("writers", "fashion")]
-        if part == "power":
-            return [line for pair in real for line in power(*pair, 1.0, EPSILONS, self.cache)]
-        if part == "rare":
-            return [line for pair in real for line in power(*pair, RARE, (2.0, 1.0), self.cache)]
-        if part == "clean":
-            return [clean_splits(*pair, 1.0, self.cache, CLEAN_DRAWS) for pair in self.sets.values()]
-        clean = [by_accuracy(*pair, None, 1.0, self.cache, CLEAN_DRAWS) for pair in real]
-        faults = [fault for fault in LISTED if fault.name in HARD_TO_READ]
-        return clean + [by_accuracy(*real[0], fault, 1.0, self.cache, PLANTED_DRAWS) for fault in faults]
+    @functools.cached_property
+    def _judges(self) -> dict[str, Primary]:
+        return {}
+
+    @functools.cached_property
+    def _settings(self) -> dict[tuple[str, str, float], Setting]:
+        return {}
+
+    def _judge(self, data: str) -> Primary:
+        if data not in self._judges:
+            self._judges[data] = judge(self.sets[data][1])
+        return self._judges[data]
+
+    def _setting(self, row: ImageRow) -> Setting:
+        key = row.data, row.by, row.epsilon
+        if key not in self._settings:
+            self._settings[key] = Setting.of(self.sets[row.data][0], row.epsilon, self.sets[row.data][1], row.by)
+        return self._settings[key]
+
+    @functools.cached_property
+    def _counted(self) -> dict[tuple[str, str], np.ndarray]:
+        return {}
+
+    def _numbers(self, data: str, fault: Planted | None, primary: Primary | None) -> np.ndarray:
+        key = data, fault.name if fault else ""
+        if key not in self._counted:
+            self._counted[key] = per_image(self.sets[data][0], fault, primary)
+        return self._counted[key]
+
+    def outcomes(self, row: ImageRow) -> list[Outcome]:
+        people, others = self.sets[row.data]
+        seeds = range(row.draws)
+        if row.by == PUBLIC:
+            public = others.part(~row.lacks(others)) if row.lacks else others
+            setting = Setting.of(people, row.epsilon, public, PUBLIC)
+            rows = sent(setting.psi, kept_sums(people, None, None, self.out / "means"))
+            return with_public(setting, rows, public, seeds)
+        setting = self._setting(row)
+        primary = self._judge(row.data) if setting.psi.judged else None
+        faults = (None, row.fault) if row.share else (None,)
+        if row.by in (COIN, EXAMPLE):
+            numbers = [self._numbers(row.data, fault, primary) for fault in faults]
+            drawn = by_coin if row.by == COIN else by_example
+            return drawn(setting, numbers[0], numbers[-1], row.share, seeds)
+        sums = [kept_sums(people, fault, primary, self.out / "means") for fault in faults]
+        if row.by == ACCURACY:
+            return by_accuracy(setting, sums[0], sums[-1], row.share, seeds)
+        clean, faulty = sent(setting.psi, sums[0]), sent(setting.psi, sums[-1])
+        if row.by == TWICE:
+            return [said(setting, faulty, clean, seed) for seed in seeds]
+        return [planted(setting, clean, faulty, row.share, seed) for seed in seeds]
 
     def kept(self, part: str) -> list[Counted]:
         """What was counted before is not counted again."""
         path = self.out / f"{part}.json"
-        if not path.exists():
-            self.say(f"{part}: minutes on two cores")
-            files.write(path, json.dumps([dataclasses.asdict(line) for line in self.lines(part)], indent=1))
-        return [Counted(**row) for row in files.json_in(path)]
+        lines = [Counted(**line) for line in files.json_in(path)] if path.exists() else []
+        there = {line.key for line in lines}
+        for row in rows_of(part):
+            if row.key in there:
+                continue
+            since = time.monotonic()
+            lines.append(Counted.of(row, self.outcomes(row)))
+            files.write(path, json.dumps([dataclasses.asdict(line) for line in lines], indent=1))
+            words = f"{row.data}, {row.by}, {row.fault.name}, epsilon {row.epsilon:g}"
+            self.say(f"{words}: {row.draws} draws in {time.monotonic() - since:.0f} s")
+        return lines

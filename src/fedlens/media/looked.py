@@ -4,6 +4,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from fedlens.models.looks.explaining import Candidate, Explanation, Trace
 from fedlens.models.looks.two_sample import LEVEL, Tested, power
 from fedlens.report.report import DIFFERENT, FOUND, INCONCLUSIVE, NOTHING, Finding, Verdict
@@ -15,6 +17,7 @@ DOUBT = 0.1  # p-values below it leave room for doubt
 BLIND = 0.5  # of the faults: where more of them would be missed in every unit, nothing can be said
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 TIMES = (2, 4, 8, 16, 32, 64)  # as many units might settle it
+LEAST = 1e-12  # p-values below it are all alike
 KIND = "different"  # a finding that no fault explains
 
 
@@ -38,14 +41,18 @@ class Judged:
     @property
     def verdict(self) -> Verdict:
         if best := self.named:
-            summary = f"{self.tells(best)}; explains {best.explains:.0%} of the difference"
+            summary = f"{self.tells(best)}; explains {best.explains:.0%} of the difference, {self._chance}"
             return Verdict(kind=FOUND, summary=summary)
         if self.tested.differ:
-            return Verdict(kind=DIFFERENT, summary=f"{self._seen}. {self._guess}")
+            return Verdict(kind=DIFFERENT, summary=f"{self._chance}: {self._seen}. {self._guess}")
         blind = [row for row in self.missed if row["percent"] is None]
         if len(blind) > BLIND * len(self.missed) or self.tested.p <= DOUBT or not self.missed:
             return Verdict(kind=INCONCLUSIVE, summary=f"{self._doubt(len(blind))}. {self._guess}{self._settled}")
         return Verdict(kind=NOTHING, summary=self._nothing(len(blind)))
+
+    @property
+    def _chance(self) -> str:
+        return f"p = {self.tested.p:.2g}" if self.tested.p > LEAST else f"p < {LEAST:g}"
 
     def _doubt(self, blind: int) -> str:
         if not self.missed:
@@ -72,7 +79,7 @@ class Judged:
     @property
     def _guess(self) -> str:
         if not self.explanation.fits:
-            return "Nothing is left that a fault could explain." if self.traces else "No fault was tried."
+            return "No fault explains any of it." if self.traces else "No fault was tried."
         best, *others = self.explanation.fits[:2]
         following = f", next {others[0].weight:.0%}" if others else ""
         return f"Not claimed: {best.summary}, {best.weight:.0%}{following}."
@@ -107,20 +114,28 @@ def significant(tested: Tested) -> list[str]:
 
 
 def missed(traces: Sequence[Trace], tested: Tested) -> tuple[TableRow, ...]:
-    """For each fault at its strongest: the smallest share of the units, in percent, that is found with 95% power.
+    """For each fault at its strongest: the smallest share of the units, in percent, that is found with 95% power; and
+    the weakest that is found in all of them.
 
-    By formula. None where even all units would not do.
+    By formula. None where even all units, or the strongest, would not do.
     """
     return tuple(_missed(trace, tested) for trace in traces)
 
 
 def _missed(trace: Trace, tested: Tested) -> TableRow:
-    squares = sum((rows**2).sum(1) for rows in trace.moves.values())
-    at = int(squares.argmax())
-    change = {name: rows[at] for name, rows in trace.moves.items()}
-    least = next((share for share in SHARES if power(change, share, tested) >= SURE), None)
+    sizes = sum((rows**2).sum(1) for rows in trace.moves.values())
+    strongest = int(sizes.argmax())
+
+    def likely(at: int, share: float) -> bool:
+        return power({name: rows[at] for name, rows in trace.moves.items()}, share, tested) >= SURE
+
+    least = next((share for share in SHARES if likely(strongest, share)), None)
+    weak = np.abs(np.arange(sizes.size) - sizes.argmin()) if trace.ordered else sizes  # by what changes nothing
+    order = weak.argsort(kind="stable") if least is not None and sizes.size > 1 else []
+    weakest = next((at for at in order if likely(at, 1.0)), None)
     return {
         "kind": trace.kind,
-        "summary": trace.says(trace.amounts[at]),
+        "summary": trace.says(trace.amounts[strongest]),
         "percent": None if least is None else round(100 * least, 1),
+        "weakest": None if weakest is None else trace.says(trace.amounts[weakest]),
     }

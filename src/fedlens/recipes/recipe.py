@@ -36,11 +36,8 @@ from fedlens.privacy import (
 from fedlens.privacy.matrix import Identity
 from fedlens.recipes import defaults, problems, toml
 from fedlens.recipes.stages import COUNT, FIRST, THRESHOLDS, TRAIN, Stage, once
-from fedlens.recipes.tables import Data, Optimizer, Selection, Settings, sound
+from fedlens.recipes.tables import BY_PRIMARY, Data, Optimizer, Selection, Settings, sound
 from fedlens.recipes.toml import FORMER, RecipeError
-
-BY_PRIMARY = "accuracy", "right", "wrong"
-
 
 if typing.TYPE_CHECKING:
     Keyed = Settings

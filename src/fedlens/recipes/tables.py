@@ -184,6 +184,9 @@ Threshold = Annotated[
 ]
 
 
+BY_PRIMARY = "accuracy", "right", "wrong"  # selections that the primary model makes
+
+
 class Selection(Table):
     """Which users, or which of their examples, a model is trained on. Thresholds are public, or learnt at a price."""
 

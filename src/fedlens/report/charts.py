@@ -26,6 +26,7 @@ class Chart:
     lead: str = ""
     axis: str = ""
     bands: tuple[tuple[tuple[float, float], ...], ...] = ()
+    every: int = 1  # n-th category is named, at least
 
     def __post_init__(self) -> None:
         if bool(self.edges) == bool(self.categories):
@@ -56,7 +57,7 @@ def drawn(chart: Chart) -> dict[str, Any]:
         "top": top,
         "paths": paths,
         "ticks": (edges[0], (edges[0] + edges[-1]) / 2, edges[-1]) if edges else (),
-        "step": math.ceil(len(chart.categories) / NAMED_CATEGORIES),
+        "step": max(chart.every, math.ceil(len(chart.categories) / NAMED_CATEGORIES)),
     }
 
 

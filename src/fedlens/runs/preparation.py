@@ -13,8 +13,8 @@ from fedlens.models.classifier import Primary
 from fedlens.models.looks.psi import PREDICTED
 from fedlens.models.primary import open_primary
 from fedlens.privacy import Unit
-from fedlens.recipes.recipe import BY_PRIMARY, Recipe
-from fedlens.recipes.tables import Data
+from fedlens.recipes.recipe import Recipe
+from fedlens.recipes.tables import BY_PRIMARY, Data
 
 
 def site(recipe: Recipe, kept: pathlib.Path, source: Data | None = None, fresh: bool = False) -> Site:

@@ -5,6 +5,8 @@ read off the same release.
 """
 
 import dataclasses
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,14 +14,14 @@ import torch
 
 from fedlens.ledger import guarantee
 from fedlens.media.images import exhibits, findings, tracing
-from fedlens.media.images.exhibits import Weights
+from fedlens.media.images.exhibits import Picture, Weights
 from fedlens.media.images.findings import Seen
 from fedlens.media.images.looks import Look
 from fedlens.media.images.public import PublicSet
 from fedlens.media.images.samples import Samples
 from fedlens.models.looks import resembling
-from fedlens.models.looks.psi import LABELS, SIZE, Psi, even, size_of
-from fedlens.models.looks.two_sample import Group
+from fedlens.models.looks.psi import LABELS, Psi, even
+from fedlens.models.looks.two_sample import Block, Group
 from fedlens.report import comparison
 from fedlens.report.comparison import by_place, number
 from fedlens.report.report import Report
@@ -34,10 +36,9 @@ def report_of(
 ) -> Report:
     """`about` is what every report is told with; what goes with pairs of groups alone is not for this one."""
     psi, private = look.release.psi, Group.of(look.release)
-    owners = torch.arange(len(public.images)) if public.owners is None else public.owners
     both = Seen(
         psi=psi,
-        groups=(private, Group.seen(_sent(psi, public, owners))),
+        groups=(private, beside(private, psi, sent(psi, public))),
         labels=(look.label, PUBLIC),
         images=public.images[torch.randperm(len(public.images), generator=torch.Generator().manual_seed(0))],
         alike=True,
@@ -62,29 +63,42 @@ def report_of(
     return dataclasses.replace(report, verdict=judged.verdict, coverage=judged.missed, runs=(*report.runs, held))
 
 
-def _sent(psi: Psi, public: PublicSet, owners: torch.Tensor) -> dict[str, np.ndarray]:
-    """[units, numbers] by the block: what units of public images would send."""
+def sent(psi: Psi, public: PublicSet) -> dict[str, np.ndarray]:
+    """[units, numbers] by the block: what units of public images would send. How many images they show says how a set
+    was collected, and is not compared."""
+    owners = torch.arange(len(public.images)) if public.owners is None else public.owners
     rows = tracing.readable_units(psi, public.images, owners)
-    units = int(owners.max()) + 1
     if public.labels is not None and LABELS in psi.weights:
-        counts = torch.zeros(units, psi.classes).index_put_(
+        counts = torch.zeros(int(owners.max()) + 1, psi.classes).index_put_(
             (owners, public.labels), torch.ones(len(owners)), accumulate=True
         )
         shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
         rows[LABELS] = torch.stack([even(row) for row in shares]) if psi.several else shares
-    if SIZE in psi.weights:
-        shown = owners.bincount(minlength=units).clamp(max=psi.examples)
-        rows[SIZE] = torch.stack([size_of(torch.ones(int(count))).float() for count in shown])
     return {name: row.double().numpy() for name, row in rows.items()}
 
 
+def beside(private: Group, psi: Psi, rows: Mapping[str, np.ndarray]) -> Group:
+    """Public units, with a mean histogram of labels as long as the private one: units of fewer images are less alike,
+    and that is no other share of any class."""
+    if psi.several and LABELS in rows:
+        length = float(np.linalg.norm(rows[LABELS].mean(0)))
+        rows = {**rows, LABELS: rows[LABELS] * (_length(private.blocks[LABELS]) / max(length, 1e-9))}
+    return Group.seen(rows)
+
+
+def _length(block: Block) -> float:
+    """Of a mean, without its noise."""
+    return math.sqrt(max(0.0, float(block.mean @ block.mean) - block.mean.size * block.noise**2))
+
+
 def _exhibits(both: Seen, samples: Samples, public: PublicSet, weights: np.ndarray) -> list[Any]:
-    images = torch.cat([samples.images[: findings.TELLING], both.images[: findings.TELLING]]).nan_to_num(0, 1, -1)
+    most = torch.from_numpy(weights).argsort(descending=True)[: findings.SHOWN]
+    shown = Picture.of(public.images[most], run="", label=PUBLIC, file="samples/weighted.png", columns=6)
     return [
         *findings.answers(both),
         *exhibits.exhibited(exhibits.drawn_by([samples], None), ()),
-        exhibits.Telling(pictures=findings.telling(both, images)),
-        Weights(weights=tuple(weights.round(9).tolist())),
+        exhibits.Lacking(pictures=findings.telling(both, findings.pool(samples), (public.images, public.labels))),
+        Weights(weights=tuple(weights.round(9).tolist()), pictures=(shown,)),
     ]
 
 

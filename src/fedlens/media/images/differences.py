@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ import torch
 from fedlens.media.images.families import place
 from fedlens.models.looks.psi import LABELS, PREDICTED, SIZE, Psi, centres
 from fedlens.models.looks.statistics import small_image
-from fedlens.models.looks.two_sample import CLEAR, Block, Tested
+from fedlens.models.looks.two_sample import CLEAR, LEVEL, Block, Tested
 
 Z = 1.96  # standard errors of an interval: 95%
 REGIONS = 3  # a side
@@ -30,6 +31,7 @@ class Number:
     less: str
     percent: bool = True
     level: bool = True  # whether the two levels mean something by themselves
+    place: str = ""  # on an axis
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,9 +81,11 @@ def _reading(number: Number, blocks: Sequence[Block], tested: Tested, name: str)
 
 
 def in_words(psi: Psi, tested: Tested, name: str) -> str:
-    """The clearest of a block; or that it differs as a whole."""
+    """The clearest of a block; or that it differs as a whole, or not at all."""
     shown = [one for one in read(psi, tested, name)[:SHOWN] if one.clear > CLEAR]
     row = tested.named(name)
+    if not shown and row.adjusted > LEVEL:
+        return f"{name}: nothing that chance would not make"
     if not shown:
         size = f", by {row.size:.2f} of what a unit may differ" if row.size else ""
         return f"{name}: no number by itself; as a whole{size}"
@@ -103,7 +107,7 @@ def _centre(psi: Psi, name: str) -> np.ndarray:
     return centre
 
 
-def _number(psi: Psi, name: str, weights: np.ndarray, more: str, less: str, **about: bool) -> Number:
+def _number(psi: Psi, name: str, weights: np.ndarray, more: str, less: str, **about: Any) -> Number:
     return Number(
         weights=weights * psi.radius, start=float(weights @ _centre(psi, name)), more=more, less=less, **about
     )
@@ -167,21 +171,25 @@ def _levels(psi: Psi) -> Iterator[Number]:
         for level in range(levels):
             weights = np.zeros(psi.shapes["intensity"][0])
             weights[channel * levels + level] = unit
-            near = f"{colour}pixels near {100 * level / (levels - 1):.0f}% brightness"
-            yield _number(psi, "intensity", weights, f"more {near}", f"fewer {near}")
+            bright = f"{100 * level / (levels - 1):.0f}%"
+            near = f"{colour}pixels near {bright} brightness"
+            yield _number(psi, "intensity", weights, f"more {near}", f"fewer {near}", place=bright)
 
 
-def _roots(psi: Psi, name: str, says: Sequence[str]) -> Iterator[Number]:
-    for at, what in enumerate(says):
+def _roots(psi: Psi, name: str, says: Mapping[str, str], less: str = "less") -> Iterator[Number]:
+    """By their places on an axis."""
+    for at, (where, what) in enumerate(says.items()):
         weights = np.zeros(psi.shapes[name][0])
         weights[at] = 1.0
-        yield _number(psi, name, weights, f"more {what}", f"less {what}", percent=False)
+        yield _number(psi, name, weights, f"more {what}", f"{less} {what}", percent=False, place=where)
 
 
 def _spectra(psi: Psi) -> Iterator[Number]:
     count = psi.shapes["spectrum"][0]
-    detail = ["coarse structure", *(f"structure of {2 * count / (2 * at + 1):.1f} pixels" for at in range(1, count))]
-    return _roots(psi, "spectrum", [f"{what} (root of its share)" for what in detail])
+    pixels = [f"{2 * count / (2 * at + 1):.1f}" for at in range(count)]
+    detail = ["coarse structure", *(f"structure of {size} pixels" for size in pixels[1:])]
+    said = {size: f"{what} (root of its share)" for size, what in zip(pixels, detail, strict=True)}
+    return _roots(psi, "spectrum", said)
 
 
 def _directions(psi: Psi) -> Iterator[Number]:
@@ -189,10 +197,12 @@ def _directions(psi: Psi) -> Iterator[Number]:
     return _roots(
         psi,
         "direction",
-        [
-            f"edges at {180 * at / count:.0f} to {180 * (at + 1) / count:.0f} degrees (root of their share)"
+        {
+            f"{180 * at / count:.0f}": f"edges at {180 * at / count:.0f} to {180 * (at + 1) / count:.0f} degrees"
+            " (root of their share)"
             for at in range(count)
-        ],
+        },
+        less="fewer",
     )
 
 

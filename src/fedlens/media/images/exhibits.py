@@ -152,6 +152,16 @@ class Telling(_OfPictures):
         return Piece.of_package(__package__, template="telling.html", style="telling.css")
 
 
+class Lacking(_OfPictures):
+    """Samples of what a public set lacks, and what it has that private users have not."""
+
+    key = "lacking"
+
+    @property
+    def piece(self) -> Piece:
+        return Piece.of_package(__package__, template="lacking.html", style="telling.css")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _OfRows(Exhibit):
     rows: tuple[TableRow, ...]
@@ -185,10 +195,11 @@ class Explanations(_OfRows):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights(Exhibit):
-    """How much each public image should count to look like private ones."""
+    """How much each public image should count to look like private ones, and those that count most."""
 
     key = "weights"
     weights: tuple[float, ...]
+    pictures: tuple[Picture, ...]
 
     @property
     def effective(self) -> float:
@@ -196,7 +207,7 @@ class Weights(Exhibit):
 
     @property
     def piece(self) -> Piece:
-        return Piece.of_package(__package__, template="weights.html")
+        return Piece.of_package(__package__, template="weights.html", style="telling.css")
 
     def content(self) -> dict[str, Any]:
         return {"file": WEIGHTS, "images": len(self.weights), "effective": round(self.effective, 1)}
@@ -205,7 +216,8 @@ class Weights(Exhibit):
         return [f"{WEIGHTS}: {len(self.weights):,} weights, worth {self.effective:,.0f} images of equal weight"]
 
     def files(self) -> list[tuple[str, bytes]]:
-        return [(WEIGHTS, json.dumps({**self.content(), "weights": self.weights}).encode())]
+        text = json.dumps({**self.content(), "weights": self.weights}).encode()
+        return [(WEIGHTS, text), *((picture.file, picture.png) for picture in self.pictures)]
 
 
 def exhibited(drawn: Sequence[Picture], means: Sequence[Picture]) -> tuple[Exhibit, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from fedlens.ledger import guarantee
 from fedlens.media import looked
@@ -21,7 +22,7 @@ from fedlens.media.looked import Judged
 from fedlens.models.classifier import Primary
 from fedlens.models.looks import explaining, resembling, two_sample
 from fedlens.models.looks.explaining import Candidate, Explanation, Trace
-from fedlens.models.looks.psi import SIZE, Psi
+from fedlens.models.looks.psi import LABELS, SIZE, Psi
 from fedlens.models.looks.two_sample import LEVEL, Group, Tested, two_groups
 from fedlens.report import comparison
 from fedlens.report.charts import Chart
@@ -33,11 +34,13 @@ USUAL, MOST = 16, 64  # images of a unit, where a look does not say how many; an
 TELLING = 512  # images of each group that are looked through for those that differ most
 SHOWN = 12  # of the samples that differ most
 TRIED = 8  # faults in the ranking
+# By the block: what a chart of it shows, what its numbers stand for, and each n-th of them.
 CHARTED = {
-    "intensity": "How bright pixels are: the share of each range, from black to white.",
-    "spectrum": "Roots of the shares of coarse and fine structure.",
-    "direction": "Roots of the shares of edges by their direction, from level to level again.",
+    "intensity": ("How bright pixels are: the share of each range.", "brightness", 4),
+    "spectrum": ("Roots of the shares of coarse and fine structure.", "pixels", 3),
+    "direction": ("Roots of the shares of edges by their direction.", "degrees", 3),
 }
+Pool = tuple[torch.Tensor, torch.Tensor | None]  # images, with their classes where they are known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,19 +60,16 @@ class Seen:
     @functools.cached_property
     def traces(self) -> tuple[Trace, ...]:
         """By the blocks that both groups have: of public images, not all are known."""
-        every = (*self.tried.traces(), *tracing.of_labels(self.psi, self.groups))
         there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
-        kept = (
-            dataclasses.replace(trace, moves={name: rows for name, rows in trace.moves.items() if name in there})
-            for trace in every
-        )
-        return tuple(trace for trace in kept if trace.moves)
+        every = (*self.tried.traces(), *tracing.of_labels(self.psi, self.groups))
+        return tuple(trace for trace in (one.within(there) for one in every) if trace.moves)
 
     @functools.cached_property
     def tested(self) -> Tested:
         there = self.groups[0].blocks.keys() & self.groups[1].blocks.keys()
         views = {name: rows for name, rows in self.psi.views.items() if name in there}
-        along = {name: rows for name, rows in tracing.directions(self.traces).items() if name in there}
+        shared = tracing.of_labels(self.psi, self.groups, fitted=False)
+        along = tracing.directions([one.within(there) for one in (*self.tried.traces(), *shared)])
         return two_groups(self.groups, views, along)
 
     @functools.cached_property
@@ -95,7 +95,8 @@ class Seen:
 
     def tells(self, candidate: Candidate) -> str:
         """ "turned by 29 degrees (25 to 33), on 48% of the units of low (40% to 56%)" """
-        return f"{self.fault(candidate)}, on {self.share(candidate)}"
+        joined = "in" if candidate.kind == tracing.CLASS_SHARE else "on"
+        return f"{self.fault(candidate)}, {joined} {self.share(candidate)}"
 
     def fault(self, candidate: Candidate) -> str:
         trace = next((trace for trace in self.traces if trace.kind == candidate.kind), None)
@@ -105,9 +106,11 @@ class Seen:
         return f"{candidate.summary} ({low} to {high})"
 
     def share(self, candidate: Candidate) -> str:
-        """Of the units of the group that is hit more, beyond those of the other."""
+        """Of the units of the group that is hit more, beyond those of the other; shares of a class are of all."""
         low, high = sorted(map(abs, candidate.share_interval))
         where = self.labels[0 if candidate.share > 0 else 1]
+        if candidate.kind == tracing.CLASS_SHARE:
+            return where
         return f"{abs(candidate.share):.0%} of the units of {where} ({low:.0%} to {high:.0%})"
 
 
@@ -199,10 +202,10 @@ def _blocks(both: Seen) -> tuple[TableRow, ...]:
 
 
 def _charts(both: Seen) -> tuple[Chart, ...]:
-    return tuple(_chart(both, name, lead) for name, lead in CHARTED.items())
+    return tuple(_chart(both, name, *about) for name, about in CHARTED.items())
 
 
-def _chart(both: Seen, name: str, lead: str) -> Chart:
+def _chart(both: Seen, name: str, lead: str, axis: str, every: int) -> Chart:
     lines = differences.numbers(both.psi, name)
     values, bands = [], []
     for group in both.groups:
@@ -218,8 +221,9 @@ def _chart(both: Seen, name: str, lead: str) -> Chart:
     return Chart(
         title=name.capitalize(),
         lead=f"{lead} Bands are 95% intervals, for noise and for who the units are.",
-        axis=name,
-        categories=tuple(str(at + 1) for at in range(len(lines))),
+        axis=axis,
+        categories=tuple(one.place for one in lines),
+        every=every,
         bands=tuple(bands),
         **by_place(values),
     )
@@ -227,11 +231,11 @@ def _chart(both: Seen, name: str, lead: str) -> Chart:
 
 def _exhibits(both: Seen, samples: Sequence[Samples], primary: Primary | None) -> list[Any]:
     asked = primary if primary and primary.side == both.psi.body.side else None
-    images = torch.cat([group.images[:TELLING] for group in samples]).nan_to_num(0, 1, -1)
+    drawn = pool(*samples)
     return [
         *answers(both),
         *exhibits.exhibited(exhibits.drawn_by(samples, asked), ()),
-        exhibits.Telling(pictures=telling(both, images)),
+        exhibits.Telling(pictures=telling(both, drawn, drawn)),
     ]
 
 
@@ -252,19 +256,33 @@ def answers(both: Seen) -> list[Any]:
     ]
 
 
-def telling(both: Seen, images: torch.Tensor) -> tuple[Picture, ...]:
-    """The images that lie furthest along the difference and against it: the witness, over readable blocks."""
-    rows = resembling.per_image(images, both.psi.varying)
+def telling(both: Seen, left: Pool, right: Pool) -> tuple[Picture, ...]:
+    """Those on the left that lie furthest along the difference, and those on the right that lie furthest against it."""
+    ends = (("left", left, True), ("right", right, False))
+    chosen = [pool[0][witness(both, *pool).argsort(descending=along)[:SHOWN]] for _, pool, along in ends]
+    return tuple(
+        Picture.of(images, run="", label=label, file=f"samples/telling-{name}.png", columns=6)
+        for (name, *_), images, label in zip(ends, chosen, both.labels, strict=True)
+    )
+
+
+def witness(both: Seen, images: torch.Tensor, classes: torch.Tensor | None) -> torch.Tensor:
+    """How far each image lies along the difference, over readable blocks and, where they are known, labels."""
+    rows = {name: both.psi.around(name, each) for name, each in resembling.per_image(images, both.psi.varying).items()}
+    if classes is not None and LABELS in both.tested.blocks:
+        rows[LABELS] = F.one_hot(classes, both.psi.classes).double()
     scores = torch.zeros(len(images), dtype=torch.double)
     for name, each in rows.items():
         row = both.tested.named(name)
-        scores += both.psi.around(name, each) @ torch.from_numpy(row.clear / max(row.error, 1e-9))
-    order = scores.argsort(descending=True)
-    ends = {"left": order[:SHOWN], "right": order.flip(0)[:SHOWN]}
-    return tuple(
-        Picture.of(images[places], run="", label=label, file=f"samples/telling-{name}.png", columns=6)
-        for (name, places), label in zip(ends.items(), both.labels, strict=True)
-    )
+        scores += each @ torch.from_numpy(row.clear / max(row.error, 1e-9))
+    return scores
+
+
+def pool(*groups: Samples) -> Pool:
+    """What groups drew, with the classes of all or of none."""
+    known = [group.classes[:TELLING] for group in groups if group.classes is not None]
+    images = torch.cat([group.images[:TELLING] for group in groups]).nan_to_num(0, 1, -1)
+    return images, torch.cat(known) if len(known) == len(groups) else None
 
 
 def _ranking(both: Seen) -> tuple[TableRow, ...]:

@@ -41,13 +41,17 @@ from fedlens.models.looks.fitting import Fit
 from fedlens.models.looks.psi import PREDICTED, Psi
 from fedlens.models.primary import open_primary
 from fedlens.privacy import Unit
-from fedlens.recipes.tables import Settings
+from fedlens.recipes.tables import BY_PRIMARY, Settings
 from fedlens.report.report import Report
 
 T6 = "T6"  # what do private users have that public data lack?
 OTHERWISE = (
     "the two looks count other things, or in other units: the groups are compared by samples of what was fitted to"
     " them; looks with the same settings of [look] can be tested against each other"
+)
+CHOSEN = (
+    "the model chose the groups, so that they differ by construction: in what it takes images for, and in classes that"
+    " are hard for it. {} is compared with {}, and not with everybody"
 )
 SHEET = 256  # images on one sheet, to look at
 
@@ -242,6 +246,8 @@ class Images(Medium):
             if one.readable and one.meaning == other.meaning:
                 labels = [sample.label for sample in samples]
                 kept = [dataclasses.replace(look, label=label) for look, label in zip(kept, labels, strict=True)]
+                if recipe and any(chosen.by in BY_PRIMARY for chosen in recipe.selections.values()):
+                    about["warnings"] = (*about.get("warnings", ()), CHOSEN.format(*labels))
                 return findings.report_of(kept, samples, public=public.examples(recipe), **about)
             about["warnings"] = (*about.get("warnings", ()), OTHERWISE)
         return contrast.contrast(*samples, **about)

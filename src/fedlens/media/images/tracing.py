@@ -46,21 +46,29 @@ class Tried:
         self._psi, self._images = psi, images[:TRIED_ON]
         self._owners = torch.arange(len(self._images)) % max(1, len(self._images) // max(1, together))
         self._plain = self._mean(self._images)
+        self._known: dict[tuple[tuple[str, Amount], ...], Moves] = {}
 
     def _mean(self, images: torch.Tensor) -> Moves:
         rows = readable_units(self._psi, images, self._owners)
         return {name: row.double().mean(0).numpy() for name, row in rows.items()}
 
-    def _move(self, images: torch.Tensor) -> Moves:
-        changed = self._mean(images)
-        return {name: changed[name] - plain for name, plain in self._plain.items()}
+    def _move(self, *faults: tuple[Family, Amount]) -> Moves:
+        """One after the other; what was tried before is not tried again."""
+        key = tuple((family.kind, amount) for family, amount in faults)
+        if key not in self._known:
+            images = self._images
+            for family, amount in faults:
+                images = family.change(images, amount)
+            changed = self._mean(images)
+            self._known[key] = {name: changed[name] - plain for name, plain in self._plain.items()}
+        return self._known[key]
 
     def traces(self) -> list[Trace]:
         """Of every family."""
         return [self._trace(family) for family in families(self._psi.body.channels)]
 
     def _trace(self, family: Family) -> Trace:
-        rows = [(amount, self._move(family.change(self._images, amount))) for amount in family.amounts]
+        rows = [(amount, self._move((family, amount))) for amount in family.amounts]
         ordered = len(family.amounts) > 1 and len(family.amounts[0]) == 1
         if family.nothing is not None:
             rows.append(((family.nothing,), {name: np.zeros_like(plain) for name, plain in self._plain.items()}))
@@ -75,9 +83,13 @@ class Tried:
         )
 
     def _stacked(self, moves: Sequence[Moves]) -> Moves:
-        """Faults of images leave labels alone, and how many images a unit shows."""
+        """Faults of images leave labels alone, and how many images a unit shows.
+
+        Where a model judges, groups may be chosen by that, and differ in both for no other reason.
+        """
         whole = {name: np.stack([move[name] for move in moves]) for name in self._plain}
-        same = {name: self._psi.shapes[name][0] for name in (LABELS, SIZE) if name in self._psi.weights}
+        left_alone = () if self._psi.judged else (LABELS, SIZE)
+        same = {name: self._psi.shapes[name][0] for name in left_alone if name in self._psi.weights}
         return whole | {name: np.zeros((len(moves), size)) for name, size in same.items()}
 
     def refined(self, candidate: Candidate) -> list[Trace]:
@@ -106,12 +118,11 @@ class Tried:
         ]
 
     def _composition(self, first: Family, one: Amount, second: Family, two: Amount) -> Trace:
-        images = second.change(first.change(self._images, one), two)
         words = f"{first.says(one)}, then {second.says(two)}"
         return Trace(
             kind=f"{first.kind}+{second.kind}",
             amounts=((*one, *two),),
-            moves=self._stacked([self._move(images)]),
+            moves=self._stacked([self._move((first, one), (second, two))]),
             says=lambda _: words,
             prior=RARER,
         )
@@ -141,15 +152,20 @@ def explanation(tested: Tested, traces: Sequence[Trace], tried: Tried, misfit: f
     return explained(tested, [*traces, *tried.compositions(alone.fits)], misfit)
 
 
-def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
+def of_labels(psi: Psi, groups: Sequence[Group], fitted: bool = True) -> list[Trace]:
     """Classes that trade places, and more or fewer of a class: told from what both groups have in common.
 
-    Of very many classes not every two are tried, and perhaps no shares: a file's header may say any number.
+    Of groups of which one is swapped and the other not, that is the same when it is swapped. So where they are `fitted`
+    and a model judges, whose confusions stand out of the noise, those of the healthy group are swapped.
+
+    Of very many classes not every two are tried, and perhaps no shares: a file's header may say any number. No shares
+    either where a model judges: groups may be chosen by that, and some classes are harder to read.
     """
     there = [name for name in (LABELS, PREDICTED) if all(name in group.blocks for group in groups)]
     if not there:
         return []
-    shown = {name: _level(groups, name) for name in there}
+    level = groups[1:] if fitted and PREDICTED in there else groups
+    shown = {name: _level(level, name) for name in there}
     every = list(range(psi.classes))
     neighbours = [label ^ 1 if (label ^ 1) < psi.classes else label for label in every]
     orders: list[tuple[Amount, list[int]]] = [((-1.0, -1.0), neighbours), ((-2.0, -2.0), every[-1:] + every[:-1])]
@@ -161,9 +177,8 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
         order[one], order[other] = other, one
         orders.append(((float(one), float(other)), order))
     swapped = {name: np.stack([_ordered(row, order) - row for _, order in orders]) for name, row in shown.items()}
-    shares = LABELS in shown and len(CLASS_SHARES) * psi.classes**2 <= MOST_NUMBERS
+    shares = list(shown) == [LABELS] and len(CLASS_SHARES) * psi.classes**2 <= MOST_NUMBERS
     amounts = [(float(label), share) for label in every for share in CLASS_SHARES]
-    healthy = groups[1].blocks[LABELS].mean.clip(min=0) if shares else None
     return [
         Trace(
             kind="labels-swapped",
@@ -172,7 +187,7 @@ def of_labels(psi: Psi, groups: Sequence[Group]) -> list[Trace]:
             says=_swap_words,
             figure="{:.0f}".format,
         ),
-        *([_class_shares(healthy, amounts)] if healthy is not None else []),
+        *([_class_shares(groups[1].blocks[LABELS].mean.clip(min=0), amounts)] if shares else []),
     ]
 
 
@@ -189,8 +204,8 @@ def _class_shares(healthy: np.ndarray, amounts: Sequence[Amount]) -> Trace:
 
 
 def _level(groups: Sequence[Group], name: str) -> np.ndarray:
-    one, other = (group.blocks[name] for group in groups)
-    return common(one, other).clip(min=0)
+    level = common(groups[0].blocks[name], groups[-1].blocks[name])
+    return level.clip(min=0)
 
 
 def _ordered(block: np.ndarray, order: Sequence[int]) -> np.ndarray:

@@ -212,6 +212,7 @@ def _unknown_chart(groups: Sequence[Texts]) -> Chart:
         axis="position in the sentence",
         categories=tuple(map(str, range(1, used + 1))),
         bands=tuple(tuple(zip(low.round(5).tolist(), high.round(5).tolist(), strict=True)) for low, high in bounds),
+        every=1,
         **by_place(rates),
     )
 
@@ -224,6 +225,7 @@ def _length_chart(lengths: Sequence[np.ndarray], unit: str) -> Chart:
         lead=f"The share of samples with each number of {unit}.",
         axis=unit,
         edges=tuple(edges.astype(float).tolist()),
+        every=1,
         **by_place(shares),
     )
 

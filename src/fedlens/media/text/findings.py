@@ -153,6 +153,7 @@ def _chart(looks: Sequence[TextLook], name: str) -> Chart:
         axis=PIECES[name].partition(":")[0],
         categories=tuple(_short(name, one) for one in says),
         bands=tuple(bands),
+        every=1,
         **by_place(values),
     )
 

@@ -8,7 +8,7 @@ else", which may be anything: a fault is named only where it wins, and leaves li
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 from scipy import stats
@@ -39,6 +39,10 @@ class Trace:
     ordered: bool = False  # amounts are numbers in order, and what lies between can be read off the neighbours
     prior: float = 1.0  # against other faults
     shares: tuple[float, ...] = tuple(SHARES)  # of the units, that are tried; 1 alone where an amount says it
+
+    def within(self, blocks: Collection[str]) -> "Trace":
+        """Where both groups have these blocks only: of public images, not all are known."""
+        return dataclasses.replace(self, moves={name: rows for name, rows in self.moves.items() if name in blocks})
 
     @functools.cached_property
     def dense(self) -> "Trace":
@@ -91,6 +95,7 @@ class Explanation:
 def explained(comparison: Tested, traces: Sequence[Trace], misfit: float = MISFIT) -> Explanation:
     """Of faults whose moves are known."""
     data = _Data.of(comparison, misfit)
+    traces = [trace.within(data.numbers) for trace in traces]
     tried = [_Tried.of(data, trace.dense) for trace in traces if data.shows(trace)]
     anything = sum(data.free.values())
     evidence = np.array([one.evidence for one in tried] + [anything])
