@@ -496,7 +496,9 @@ def test_groups_that_a_model_chose_say_so(data, tmp_path):
     asked = "--classes", EACH, "--by", "right", "--model", tmp_path / "cnn.safetensors", "--out", tmp_path / "runs"
     few = [word for name in ("right", "wrong") for word in ("--set", f"selections.{name}.minimum_examples=1")]
     told = answer("look", data / "private.npz", *LOOK, *asked, *few)
-    assert "the model chose the groups" in " ".join(told["warnings"])
+    warnings = " ".join(told["warnings"])
+    assert "the model chose the groups" in warnings
+    assert "is a guess" in warnings
     assert told["differences"][0]["block"] == PREDICTED
     assert not any(row["kind"] == tracing.CLASS_SHARE for row in told["explanations"])
 

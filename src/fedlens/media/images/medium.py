@@ -53,6 +53,7 @@ CHOSEN = (
     "the model chose the groups, so that they differ by construction: in what it takes images for, and in classes that"
     " are hard for it. {} is compared with {}, and not with everybody"
 )
+EITHER = "users have images on both sides, which differ by what is hard to read: a fault that is named is a guess"
 SHEET = 256  # images on one sheet, to look at
 
 
@@ -246,8 +247,10 @@ class Images(Medium):
             if one.readable and one.meaning == other.meaning:
                 labels = [sample.label for sample in samples]
                 kept = [dataclasses.replace(look, label=label) for look, label in zip(kept, labels, strict=True)]
-                if recipe and any(chosen.by in BY_PRIMARY for chosen in recipe.selections.values()):
-                    about["warnings"] = (*about.get("warnings", ()), CHOSEN.format(*labels))
+                by = {chosen.by for chosen in recipe.selections.values()} if recipe else set()
+                chosen = (CHOSEN.format(*labels),) if by & {*BY_PRIMARY} else ()
+                doubt = (EITHER,) if by & {"right", "wrong"} else ()
+                about["warnings"] = (*about.get("warnings", ()), *chosen, *doubt)
                 return findings.report_of(kept, samples, public=public.examples(recipe), **about)
             about["warnings"] = (*about.get("warnings", ()), OTHERWISE)
         return contrast.contrast(*samples, **about)
