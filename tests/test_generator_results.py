@@ -66,6 +66,14 @@ def test_what_is_there_is_not_made_or_measured_again(work, monkeypatch):
 FIT = "look.features=198", "look.steps=2", "look.batch=40"
 ROUNDS = "privacy.rounds=2", "model.critic_widths=[4]", "model.generator_widths=[16,8]", "training.generator_steps=1"
 FEW = {"embedding": FIT, "moments": ("look.frequencies=9",), "gan": ROUNDS, "started": (*FIT, *ROUNDS)}
+SMALL = "model.critic_widths=[3,4]", "model.generator_hidden=4", "training.batch=10", "training.local_steps=1"
+WARM, SHARDS = "training.warm_steps=1", "privacy.shards=4"
+FEW |= {
+    "gs-wgan": (*SMALL, WARM, SHARDS, "privacy.groups=4", "privacy.rounds=4"),
+    "gs-wgan-all": (*SMALL, WARM, SHARDS, "privacy.rounds=2"),
+    "gs-wgan-users": (*SMALL, WARM, "privacy.rounds=2"),
+    "datalens": (*SMALL, SHARDS, "model.generator_widths=[8,4]", "privacy.top_k=9", "privacy.rounds=2"),
+}
 
 
 @pytest.mark.parametrize("unit", ["example", "user"])
