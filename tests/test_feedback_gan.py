@@ -509,6 +509,11 @@ def test_recipes_that_do_not_go_together_are_refused(name):
         Recipe.parsed(RECIPE.replace("groups = 5\n", "" if "fixed-size" in str(changes) else "groups = 5\n"), changes)
 
 
+def test_examples_take_turns_in_shards_only():
+    with pytest.raises(RecipeError, match="examples have no turns of their own"):
+        Recipe.parsed(RECIPE.replace("shards = 5\n", ""))
+
+
 def test_a_run_ends_in_a_model_and_says_who_was_asked(tmp_path):
     done = fedlens("run", written(tmp_path), "--out", tmp_path / "runs", "--json")
     assert done.code == 0, done.err

@@ -293,6 +293,8 @@ class Privacy(Table):
             if (getattr(self, name) or 0) > self._asked:
                 limit = "shards" if self.shards else "population"
                 problems.append(f"{name}={getattr(self, name)} exceeds {limit}={self._asked}")
+        if self.sampling == "balanced" and self.unit == Unit.EXAMPLE and not self.shards:
+            problems.append("sampling = 'balanced' of examples needs shards: examples have no turns of their own")
         if self.shards and self.neighbours != Neighbours.ADD_REMOVE:
             problems.append("shards goes with neighbours = 'add/remove': who is replaced may enter another shard")
         return sound(self, problems + (self._correlated_problems() if self.correlated else []))
