@@ -155,7 +155,12 @@ def test_all_that_does_not_go_with_it_is_told_at_once():
         "privacy.adaptive_clip={start = 0.1}",
         "privacy.users=90",
     )
-    for words in ("'everyone' or 'balanced', not with 'poisson'", "a fixed clip", "units=90 exceeds", "give clip or"):
+    for words in (
+        "'everyone' or 'balanced', not with 'poisson'",
+        "a fixed clip",
+        "units=90 exceeds",
+        "give clip, top_k or",
+    ):
         assert words in told
 
 

@@ -535,7 +535,7 @@ def test_an_image_that_decides_about_others_decides_about_those_of_its_user_only
 def test_where_examples_are_protected_an_image_decides_about_itself_only(tmp_path, write, unit):
     model, users, marked = open_primary(write(Neighbouring(), tmp_path / "m"), side=SIDE), crowd(), EACH * 2
     users.columns["y"][:] = model.predictions(torch.from_numpy(users.columns["x"])).numpy()
-    rule, plan = Selection(by="right", minimum_examples=1), types.SimpleNamespace(unit=unit)
+    rule, plan = Selection(by="right", minimum_examples=1), types.SimpleNamespace(unit=unit, shards=None)
     stage = types.SimpleNamespace(group="right", who=rule, plan=plan)
 
     def selected():

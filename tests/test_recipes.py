@@ -724,8 +724,15 @@ def test_the_recipes_on_real_data_run_a_round(path, tmp_path):
     overrides = [f"data.path={few}", "privacy.rounds=1", "privacy.minimum_users=1"]
     overrides += [f"primary.public.path={few}"] if "[primary]" in path.read_text() else []
     overrides += ["data.deal_to=10"] if "deal_to" in path.read_text() else []
-    looks = 'algorithm = "look"' in path.read_text()
-    overrides += ["model.classes=0"] if looks else ["training.generator_batch=8", "training.generator_steps=1"]
+    text = path.read_text()
+    if 'algorithm = "look"' in text:
+        overrides += ["model.classes=0"]
+    elif 'algorithm = "feedback-gan"' in text:
+        overrides += ["privacy.shards=5", *(["privacy.groups=5"] if "groups" in text else [])]
+        overrides += ["training.warm_steps=0", "training.local_steps=1", "model.critic_widths=[4,6]"]
+        overrides += ["model.generator_hidden=8"]
+    else:
+        overrides += ["training.generator_batch=8", "training.generator_steps=1"]
     report = finished(Recipe.open(path, overrides), tmp_path)
     assert report.guarantee.epsilon <= 8.0
     assert report.to_dict()["images"]
