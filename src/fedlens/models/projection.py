@@ -6,6 +6,7 @@ leave them alone, and `turned` brings them on after a step. Nothing here looks a
 gradient, follow from that image, and a drawn image from its own latent.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -35,8 +36,23 @@ class CriticLoss:
         return torch.cat([2 * self.drift * liked - 1, torch.ones_like(drawn)]) / len(liked)
 
 
+class _Shaped(abc.ABC):
+    """A network that is known by the shapes of its weights."""
+
+    @property
+    @abc.abstractmethod
+    def _shapes(self) -> dict[str, tuple[int, ...]]: ...
+
+    def init(self, seed: int) -> Tree:
+        return _drawn(self._shapes, seed)
+
+    def fits(self, params: Tree) -> bool:
+        """Whether these are its weights; told from the shapes alone, which may be those of a hostile file."""
+        return fitting(params, self._shapes)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ProjectionCritic:
+class ProjectionCritic(_Shaped):
     """Convolutions 5x5 of stride 2; then a score of what they see, and how well that goes with the label.
 
     With classes = 0 there are no labels. The teachers of DataLens are of this kind, without spectral normalisation and
@@ -59,13 +75,6 @@ class ProjectionCritic:
         check_sizes(self.widths, **sizes)
         if not self.widths or not 0 <= self.leak < 1:
             raise ValueError(f"Expected at least one layer, and 0 <= leak={self.leak} < 1.")
-
-    def init(self, seed: int) -> Tree:
-        return _drawn(self._shapes, seed)
-
-    def fits(self, params: Tree) -> bool:
-        """Whether these are its weights, by their shapes."""
-        return fitting(params, self._shapes)
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
@@ -165,7 +174,7 @@ class ProjectionCritic:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ResidualGenerator:
+class ResidualGenerator(_Shaped):
     """A dense layer to 4 x 4, then residual blocks that double the side, then a convolution; cropped to the `side`.
 
     Latents are coins, as in the paper, or normal numbers; pixels are normalised over their channels, never over a
@@ -188,13 +197,6 @@ class ResidualGenerator:
     @property
     def _blocks(self) -> int:
         return max(0, math.ceil(math.log2((self.side + 2) / 4)))  # the last convolution takes a pixel from each edge
-
-    def init(self, seed: int) -> Tree:
-        return _drawn(self._shapes, seed)
-
-    def fits(self, params: Tree) -> bool:
-        """Whether these are its weights; told from the shapes alone, which may be those of a hostile file."""
-        return fitting(params, self._shapes)
 
     @property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
