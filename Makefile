@@ -30,6 +30,7 @@ bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/contrast.py
 	$(BIN)/python benchmarks/language.py
 	$(BIN)/python benchmarks/looks.py
+	$(BIN)/python benchmarks/critics.py
 
 # The public API on one page, docs/api.md, from the docstrings.
 api: $(VENV)/dev.stamp

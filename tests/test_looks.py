@@ -239,12 +239,12 @@ def test_variance_of_which_no_direction_is_seen_is_drawn_as_far_as_is_asked_for(
     assert none[3] == whole[3]
 
 
-def levels(noise, seed):
+def levels(noise, seed, unseen=0.99):
     """Of drawn bars, class by class."""
     psi = Psi(body=Moments(side=8, frequencies=20), classes=2, several=False, examples=1)
     release = released(psi, *bars(300), noise, seed)
     drawing = Gaussian(moments=psi.body, known=2, jitter=0.0)
-    drawn, classes = drawing.drawn(fitting.gaussian(release, psi.body), 900, 0)
+    drawn, classes = drawing.drawn(fitting.gaussian(release, psi.body, unseen), 900, 0)
     return [drawn[classes == label].mean((1, 2, 3)) for label in (0, 1)]
 
 
@@ -256,6 +256,8 @@ def test_levels_differ_and_vary_no_more_than_usual_where_noise_hides_how_much():
     noisy = [levels(0.012, seed) for seed in range(8)]
     assert max(float(level.std()) for pair in noisy for level in pair) < 0.2  # 0.27 without
     assert np.mean([abs(float(one.mean() - other.mean())) for one, other in noisy]) < 0.15  # 0.33 without
+    left = [levels(0.012, seed, unseen=1.0) for seed in range(8)]
+    assert max(float(level.std()) for pair in left for level in pair) > 0.2  # by default nothing is held back
 
 
 def test_a_class_differs_from_all_of_them_by_what_noise_does_not_explain():

@@ -91,7 +91,7 @@ def gaussian(release: Release, moments: Moments, unseen: float = 1.0) -> Tree:
 
     What all classes share is seen best. Along its axes a class differs from it by as much as noise does not explain.
     Variance that is not seen is shared by all axes, which is too much for levels and contrast, one number each of many:
-    without what is done for them, samples of small epsilons are black, white, or shrill.
+    samples of small epsilons are black, white, or shrill, unless some of what is unseen is left out.
     """
     counts, sums, products = moments.read(release.body.double())
     total = counts.sum().clamp(min=1e-9)
@@ -110,7 +110,7 @@ def gaussian(release: Release, moments: Moments, unseen: float = 1.0) -> Tree:
         ]
     )
     errors = release.body_noise * moments.noise_of_means / (shares * total)
-    for place, usual in moments.usual.items():
+    for place, usual in moments.usual.items() if unseen < 1 else ():
         means[:, place] = _together(means[:, place], errors, shares)
         seen = torch.maximum(_surely(covariances[:, place, place], noises), _surely(pooled[place, place], noise_of_all))
         varies = factors[:, place].square().sum(1)
