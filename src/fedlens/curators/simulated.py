@@ -122,7 +122,7 @@ class SimulatedCurator:
             raise PrivacySpentError(f"All {self._plan.releases} releases of the plan are spent.")
         message = self._sent(message)
         work = Work(contribute=contribute, bound=_nothing, grid=self._plan.grid)
-        _blank, _memory, shape = self._tried(work, message)
+        *_, shape = self._tried(work, message)
         engine = Engine.of_all(self._device)
         everyone = np.arange(len(self._population))
         name = self._query(contribute, message, f" remembered by {engine}")
